@@ -221,7 +221,7 @@ def test_what_cannot_hold_is_refused_in_one_line(case: str) -> None:
 def test_auto_does_not_choose_between_two() -> None:
     """Two sets that `auto` finds for one operation: the user says in which order they are asked."""
     bound = binder(Some("rms_norm", 1.0), Some("rms_norm", 2.0), is_named=False)
-    with pytest.raises(PluginError, match=r"a and b both serve rms_norm H=8: name them .* such as --kernels b,a$"):
+    with pytest.raises(PluginError, match=r"a and b both serve rms_norm H=8, and .* such as --kernels b,a$"):
         bound.bind(NORM)
 
 

@@ -39,6 +39,7 @@ from dovetail.contracts.options import Configurable
 from dovetail.contracts.ranks import PeerMemory
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 Kernel = Callable[..., Any]
@@ -151,6 +152,21 @@ class KernelSet(Configurable, ABC):
         Called while the model is built, before its weights are read. The function is shared by all equal places of the
         model, and called for every step; it may be given tensors that are not contiguous.
         """
+
+    @classmethod
+    def library(cls) -> str:
+        """Return the version of the library that its kernels come from: what was measured of another is forgotten."""
+        return ""
+
+    def trial(self, ask: Ask, rows: int, device: torch.device) -> Sequence[Any] | None:
+        """Return operands like those of a step with `rows` rows, by which `auto` times kernels of an operation.
+
+        It does where several sets claim it. A packed matrix is a mapping of its form's tensors. None: there are none,
+        and users say which set goes first. This makes floats, numbers and packed matrices; whoever claims an operation
+        whose operands have to mean something makes those.
+        """
+        made: Sequence[Any] | None = named("dovetail.sdk.trials:operands")(ask, rows, device)
+        return made
 
     def peer_bytes(self, ranks: int) -> int:
         """Return how many bytes each of some ranks shares with the others, for its operations over ranks."""

@@ -9,6 +9,7 @@ J value heads each, N of these in all, D and W widths of a key and of a value, K
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -73,7 +74,15 @@ class Operation(NamedTuple):
     over_ranks: bool = False
     reads_host: bool = False
 
+    @property
+    def operands(self) -> Mapping[str, str]:
+        """What `signature` says of each operand behind its name, in order."""
+        found = (each.strip().partition(" ") for each in _BETWEEN.split(self.signature.partition(" -> ")[0]))
+        return {name: facts for name, _, facts in found}
 
+
+_BETWEEN = re.compile(r",(?![^\[]*\])")
+"""Commas between operands, not within a shape."""
 _PLAIN = "dovetail.sdk.layers.ops.reference"
 _NORM, _LINEAR = Component("rms_norm", {"H": "K"}), Component("linear", {"N": "N", "K": "K"})
 _BY_FORM, _MIXTURE = "dovetail.sdk.layers.ops.by_form", "dovetail.sdk.layers.ops.mixture"

@@ -42,6 +42,7 @@ from dovetail.executor.rank_messages import (
 )
 from dovetail.messages import ProfileSpec
 from dovetail.messages.executor import ProfileError, StepError
+from dovetail.messages.outputs import KernelUse
 from dovetail.messages.step import DecodeGraph, ExecutorInfo, GraphKey, PrepareResult, StepInput, StepLate, StepOutput
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.kinds import KINDS
@@ -84,6 +85,7 @@ class GroupExecutor:
         """
         self._settings, self._plugins = settings, plugins
         self.attention: tuple[tuple[str, str], ...] = ()  # see `Meeting`
+        self.kernels: tuple[KernelUse, ...] = ()
         self._lent: npt.NDArray[np.int32] = np.empty((0, 0), dtype=np.int32)
         self._folder = tempfile.mkdtemp(prefix="dovetail-ranks-")
         self._ranks = RankFollowers(start, limit_s)
@@ -112,7 +114,12 @@ class GroupExecutor:
         for _ in range(1, self._settings.tensor_parallel_size):
             rank = self._ranks.start()
             start = StartRank(
-                settings=plain, plan=self._plugins.plan, log_level=level, rank=rank, attention=self.attention
+                settings=plain,
+                plan=self._plugins.plan,
+                log_level=level,
+                rank=rank,
+                attention=self.attention,
+                kernels=self.kernels,
             )
             self._ranks.send_to_rank(rank, start)
         mine, free = about(self._plugins, device), [(device.name, device.free)]

@@ -84,12 +84,10 @@ def _watch(pipe: Connection) -> None:
 class FollowerMeeting:
     """A further rank's side of the start; see `Meeting`."""
 
-    def __init__(
-        self, pipe: Connection, plugins: LoadedPlugins, links: Communicator, attention: tuple[tuple[str, str], ...]
-    ) -> None:
-        """The pipe leads to the first rank, which has chosen `attention`."""
+    def __init__(self, pipe: Connection, plugins: LoadedPlugins, links: Communicator, start: StartRank) -> None:
+        """The pipe leads to the first rank, which has chosen what attends, and measured kernel sets."""
         self._pipe, self._plugins, self._links = pipe, plugins, links
-        self.attention = attention
+        self.attention, self.kernels = start.attention, start.kernels
 
     def built(self, device: DeviceBytes) -> None:
         """Say what this rank is."""
@@ -124,7 +122,7 @@ def serve(pipe: Connection, start: StartRank) -> None:
         with running_hooks(plugins, start.rank):
             with naming_plugin(plugins):
                 links = communicator(settings, start.rank, find_device(settings, plugins, start.rank))
-                meeting = FollowerMeeting(pipe, plugins, links, start.attention)
+                meeting = FollowerMeeting(pipe, plugins, links, start)
                 executor = LocalExecutor(settings, plugins, Rank(parallel_of(settings, links), meeting, links))
             send(pipe, Done())
             try:

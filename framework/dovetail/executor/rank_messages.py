@@ -16,19 +16,21 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.messages import ProfileSpec
+from dovetail.messages.outputs import KernelUse
 from dovetail.messages.step import DecodeGraph, PrefillGraph, StepInput, StepLate
 from dovetail.plugins import PluginPlan
 from dovetail.runtime.memory.plan import MemoryPlan
 
 
 class StartRank(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """All that a rank is started with. `attention`: see `Meeting`."""
+    """All that a rank is started with. `attention`, `kernels`: see `Meeting`."""
 
     settings: dict[str, Any]
     plan: PluginPlan
     log_level: int
     rank: int
     attention: tuple[tuple[str, str], ...] = ()
+    kernels: tuple[KernelUse, ...] = ()
 
 
 class SetMemoryPlan(msgspec.Struct, frozen=True, tag=True):

@@ -82,12 +82,14 @@ class KernelUse(msgspec.Struct, frozen=True, kw_only=True):
         served: First and last number of rows, and the set that computes them; `plain` is the meaning in plain torch,
             `composed` that put together of other operations.
         others: Sets that were asked and do not serve it, each with why.
+        measured: Figures of the sets among which `auto` chose, or "".
     """
 
     operation: str
     dtype: str
     served: tuple[tuple[int, int, str], ...]
     others: tuple[tuple[str, str], ...] = ()
+    measured: str = ""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dovetail.contracts.layers import Parallel
 from dovetail.contracts.ranks import Communicator, PeerMemory
+from dovetail.messages.outputs import KernelUse
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan
 from dovetail.settings import EngineSettings
@@ -30,9 +31,11 @@ class Meeting(Protocol):
     Attributes:
         attention: Of each cache group, the names of the attention backends for prompts and for decode rows, which the
             first rank sets before the others start; empty until then.
+        kernels: What the first rank has measured of kernel sets, likewise.
     """
 
     attention: tuple[tuple[str, str], ...]
+    kernels: tuple[KernelUse, ...]
 
     def built(self, device: DeviceBytes) -> None:
         """The model is built, and its weights are about to be read.
@@ -62,6 +65,11 @@ class Rank:
     parallel: Parallel = field(default_factory=Parallel)
     meeting: Meeting | None = None
     links: Communicator | None = None
+
+    @property
+    def decided(self) -> tuple[KernelUse, ...] | None:
+        """What the first rank has measured of kernel sets; None on it, and where there is one rank."""
+        return None if self.meeting is None or self.parallel.rank == 0 else self.meeting.kernels
 
     @property
     def peers(self) -> int:

@@ -127,9 +127,7 @@ class KernelSetConformance(Conformance):
                 binder = KernelBinder([LoadedSet("set", "the set", made, True)], self.view())
                 try:
                     binder.bind(ask)
-                    yield ClaimedOperation(
-                        ask, answer, packed.called(ask, made.make(ask), _names(OPS[ask.op].signature))
-                    )
+                    yield ClaimedOperation(ask, answer, packed.called(ask, made.make(ask), list(OPS[ask.op].operands)))
                 except PluginError as error:
                     fail(str(error))
 
@@ -205,7 +203,7 @@ class KernelSetConformance(Conformance):
                 operands = self.operands(place.ask, num)
                 before = [one.clone() if isinstance(one, Tensor) else one for one in operands]
                 self.run(place, operands)
-                for name, was, now in zip(_names(OPS[place.ask.op].signature), before, operands, strict=True):
+                for name, was, now in zip(list(OPS[place.ask.op].operands), before, operands, strict=True):
                     if isinstance(now, Tensor) and name not in place.claim.overwrites | OPS[place.ask.op].changes:
                         check(
                             torch.equal(now, was),
@@ -232,7 +230,7 @@ class KernelSetConformance(Conformance):
                     check(same, f"{place.ask.place}: row {row} of {num} is not what it is alone")
 
     def _alone(self, place: ClaimedOperation, operands: Operands, together: tuple[Tensor, ...]) -> None:
-        for tokens, row, own in mixers.requests_of(_names(OPS[place.ask.op].signature), operands):
+        for tokens, row, own in mixers.requests_of(list(OPS[place.ask.op].operands), operands):
             alone = self.run(place, own)
             same = torch.equal(alone[0], together[0][tokens]) and torch.equal(alone[1][row], together[1][row])
             check(
@@ -245,7 +243,7 @@ class KernelSetConformance(Conformance):
         for place in self.places():
             if place.ask.op not in mixers.BY_REQUEST or not place.claim.row_independent:
                 continue
-            names = _names(OPS[place.ask.op].signature)
+            names = list(OPS[place.ask.op].operands)
             for cuts in mixers.CUTS:
                 whole = sample(
                     place.ask,
@@ -313,7 +311,7 @@ class KernelSetConformance(Conformance):
     def _compare(self, place: ClaimedOperation, operands: Operands, what: str) -> None:
         with torch.inference_mode():
             given = _copies(operands)
-            plain = packed.called(place.ask, meaning(place.ask), _names(OPS[place.ask.op].signature))
+            plain = packed.called(place.ask, meaning(place.ask), list(OPS[place.ask.op].operands))
             wanted = _results(place.ask, plain(*given), given)
         found = self.run(place, operands)
         label = f"{place.ask.place} {what} in {place.ask.dtype}"
@@ -342,19 +340,6 @@ class KernelSetConformance(Conformance):
         return sorted({num for num in (*rows, *edges) if first <= num <= last})
 
 
-def _names(signature: str) -> list[str]:
-    """Return the operands of a signature, in order."""
-    names, depth, word = [], 0, ""
-    for char in signature.partition(" -> ")[0] + ",":
-        depth += (char == "[") - (char == "]")
-        if char == "," and depth == 0:
-            names.append(word.split()[0])
-            word = ""
-        else:
-            word += char
-    return names
-
-
 def _copies(operands: Operands) -> Operands:
     return [one.clone() if isinstance(one, Tensor) else one for one in operands]
 
@@ -362,10 +347,10 @@ def _copies(operands: Operands) -> Operands:
 def _row(operands: Operands, ask: Ask, row: int) -> Operands:
     """Return the operands of one row: those whose first axis is T."""
     parts = OPS[ask.op].signature.partition(" -> ")[0]
-    is_by_row = {name: f"{name} [T" in parts for name in _names(OPS[ask.op].signature)}
+    is_by_row = {name: f"{name} [T" in parts for name in list(OPS[ask.op].operands)}
     return [
         one[row : row + 1] if isinstance(one, Tensor) and is_by_row[name] else one
-        for name, one in zip(_names(OPS[ask.op].signature), operands, strict=True)
+        for name, one in zip(list(OPS[ask.op].operands), operands, strict=True)
     ]
 
 
@@ -381,7 +366,7 @@ def _results(ask: Ask, found: Any, operands: Operands) -> tuple[Tensor, ...]:
         results = packed.dense(ask, results)
     if ask.op == "latent_rows" and len(results) == 2:
         results = results[0][..., ask.dim("R") :], results[1]
-    by_name = dict(zip(_names(row.signature), operands, strict=True))
+    by_name = dict(zip(row.operands, operands, strict=True))
     if ask.op == "draw_adjusted" and len(results) == 2:
         results = results[0], read_back(results[1], by_name["rows"], by_name["numbers"])
     return *results, *(one for name, one in by_name.items() if name in row.changes)

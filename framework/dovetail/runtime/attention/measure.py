@@ -302,4 +302,4 @@ def measuring_on(device: torch.device, kernels: Kernels, *, compiles_ahead: bool
     def seconds(run: Run, is_captured: bool) -> float:
         return on.seconds(run, is_captured=is_captured)
 
-    return Measuring(seconds, records(on), compile_all, kernels)
+    return Measuring(seconds, records(on.compiler()), compile_all, kernels)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,10 +19,11 @@ from dovetail.contracts.device import Device
 logger = logging.getLogger(__name__)
 
 
-def records(device: Device) -> Path | None:
-    """Return where to note what was measured of kernels, beside these; None: the device keeps none."""
-    compiler = device.compiler()
-    return None if compiler is None else compiler.folder() / "dovetail"
+def records(compiler: type[AheadCompiler] | None) -> Path:
+    """Return where to note what was measured of kernels: beside those that a compiler keeps, or with users' caches."""
+    if compiler is None:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dovetail"
+    return compiler.folder() / "dovetail"
 
 
 class CompiledAhead:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
-
-import torch
 
 from dovetail.contracts.device import DeviceView
 from dovetail.contracts.errors import DovetailError, PluginError
@@ -17,6 +14,8 @@ from dovetail.messages.outputs import KernelUse
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
 from dovetail.plugins.plan import AUTO
+from dovetail.runtime.kernels.bands import Bands, PeerKernel, assigned, joined, overlap, shown
+from dovetail.runtime.kernels.contest import Contender, Trials, contest
 
 logger = logging.getLogger(__name__)
 
@@ -44,46 +43,6 @@ class LoadedSet(NamedTuple):
     is_named: bool
 
 
-class Bands:
-    """A kernel of several, by the number of rows.
-
-    Args:
-        bounds: First rows of all but the first kernel, ascending.
-        kernels: One more.
-    """
-
-    __slots__ = ("bounds", "kernels")
-
-    def __init__(self, bounds: Sequence[int], kernels: Sequence[Kernel]) -> None:
-        self.bounds, self.kernels = tuple(bounds), tuple(kernels)
-
-    def __call__(self, x: torch.Tensor, *operands: Any) -> Any:
-        """Compute with the kernel for as many rows as `x` has."""
-        return self.kernels[bisect_right(self.bounds, len(x))](x, *operands)
-
-
-class PeerKernel:
-    """A kernel over memory that ranks share.
-
-    Args:
-        kernel: It.
-        otherwise: What computes the same without.
-    """
-
-    __slots__ = ("_kernel", "_otherwise")
-
-    def __init__(self, kernel: Kernel, otherwise: Kernel) -> None:
-        self._kernel, self._otherwise = kernel, otherwise
-
-    def __call__(self, *operands: Any) -> Any:
-        """Compute."""
-        return self._kernel(*operands)
-
-    def go_without(self) -> None:
-        """Compute without from now on: the ranks have met, and share no memory."""
-        self._kernel = self._otherwise
-
-
 class KernelBinder:
     """Binds operations to kernels, in the order of the sets, then put together of others, then to their meanings.
 
@@ -92,14 +51,24 @@ class KernelBinder:
         device: Where the model is.
         captured: Whether steps may be recorded in a graph.
         peers: How many ranks may see each other's memory; 0: they share none.
+        trials: Says how sets are timed of which several serve an operation; None: not at all.
+        decided: What the first rank has bound; None: this is it, or the only one.
     """
 
     def __init__(
-        self, sets: Sequence[LoadedSet], device: DeviceView, *, captured: bool = False, peers: int = 0
+        self,
+        sets: Sequence[LoadedSet],
+        device: DeviceView,
+        *,
+        captured: bool = False,
+        peers: int = 0,
+        trials: Callable[[], Trials] | None = None,
+        decided: Sequence[KernelUse] | None = None,
     ) -> None:
         self.device = device
         self._sets = [one for one in sets if one.is_named or device.kind in one.kernels.devices]
         self._captured, self._peers, self._is_frozen = captured, peers, False
+        self._trials, self._decided = trials, decided
         self._bound: dict[Ask, Kernel] = {}
         self._uses: dict[Ask, KernelUse] = {}
         self._uncapturable: list[str] = []
@@ -114,7 +83,8 @@ class KernelBinder:
         """See `dovetail.contracts.kernels.Kernels.bind`.
 
         Raises:
-            PluginError: A set claims what it may not, or cannot make what it claims; `auto` finds two that claim it.
+            PluginError: A set claims what it may not, or cannot make what it claims; `auto` finds two that claim it and
+                cannot measure them.
             RuntimeError: The model is built: what a step calls has to be bound before.
         """
         found = self._bound.get(ask)
@@ -176,49 +146,121 @@ class KernelBinder:
 
     def _choose(self, ask: Ask) -> Kernel:
         """Return what computes an operation, and note it."""
-        free = [ask.rows]
-        served: list[tuple[int, int, str, Kernel]] = []
+        claims, others = self._claims(ask)
+        kernels: dict[str, Kernel] = {}
+        bands, measured = self._order(ask, claims, kernels, others)
+        served: list[tuple[int, int, str]] = []
+        free: list[tuple[int, int]] = []
+        for first, last, names in bands:
+            taken, left = assigned((first, last), [(name, claims[name][1]) for name in names])
+            served, free = [*served, *taken], [*free, *left]
+        used = [name for name in claims if any(name == taker for *_, taker in served)]
+        idle = [name for name in claims if name not in used and name not in dict(others)]
+        others += [(name, "others before it serve all of its rows") for name in idle]
+        for name in used:
+            kernels.setdefault(name, self._make(claims[name][0], ask))
+            if self._captured and not claims[name][1].capturable:
+                self._uncapturable.append(f"{ask.place} by {name}")
+        is_shared = OPS[ask.op].over_ranks and bool(served)
+        rest = self._rest(ask) if free or is_shared else (PLAIN, meaning(ask))
+        if free:
+            kernels[rest[0]] = rest[1]
+            served += [(*rows, rest[0]) for rows in free]
+            if self._captured and rest[0] == PLAIN and OPS[ask.op].reads_host and ask.invariant:
+                self._uncapturable.append(f"{ask.place} by {PLAIN}")
+        served = joined(served)
+        self._uses[ask] = KernelUse(
+            operation=ask.place, dtype=ask.dtype, served=tuple(served), others=tuple(others), measured=measured
+        )
+        found = kernels[served[0][2]]
+        if len(served) > 1:
+            found = Bands([first for first, *_ in served[1:]], [kernels[name] for *_, name in served])
+        if is_shared:
+            self._over_ranks[ask] = found, name = PeerKernel(found, rest[1]), rest[0]
+        return found
+
+    def _claims(self, ask: Ask) -> tuple[dict[str, tuple[LoadedSet, Claim]], list[tuple[str, str]]]:
+        """Return what sets claim, in their order, and why others do not."""
+        claims: dict[str, tuple[LoadedSet, Claim]] = {}
         others: list[tuple[str, str]] = []
         for one in self._sets:
             claim = self._claim(one, ask)
             if isinstance(claim, str):
                 others.append((one.name, claim))
-                continue
-            taken = [_common(rows, claim.rows) for rows in free]
-            if not any(taken):
-                self._refuse_conflicts(one, ask, served)
-                others.append((one.name, "others before it serve all of its rows"))
-                continue
-            kernel = self._make(one, ask)
-            served += [(*rows, one.name, kernel) for rows in taken if rows is not None]
-            free = [rest for rows in free for rest in _without(rows, claim.rows)]
-            if self._captured and not claim.capturable:
-                self._uncapturable.append(f"{ask.place} by {one.name}")
-        is_shared = OPS[ask.op].over_ranks and bool(served)
-        rest = self._rest(ask) if free or is_shared else (PLAIN, meaning(ask))
-        if free:
-            name, kernel = rest
-            served += [(*rows, name, kernel) for rows in free]
-            if self._captured and name == PLAIN and OPS[ask.op].reads_host and ask.invariant:
-                self._uncapturable.append(f"{ask.place} by {PLAIN}")
-        served.sort(key=lambda band: band[0])
-        uses = tuple((first, last, name) for first, last, name, _ in served)
-        self._uses[ask] = KernelUse(operation=ask.place, dtype=ask.dtype, served=uses, others=tuple(others))
-        found = served[0][3]
-        if len(served) > 1:
-            found = Bands([first for first, *_ in served[1:]], [kernel for *_, kernel in served])
-        if is_shared:
-            self._over_ranks[ask] = found, name = PeerKernel(found, rest[1]), rest[0]
-        return found
+            else:
+                claims[one.name] = one, claim
+        return claims, others
 
-    def _refuse_conflicts(self, one: LoadedSet, ask: Ask, served: Sequence[tuple[int, int, str, Kernel]]) -> None:
-        """Refuse two sets of which only the user can say which goes first."""
-        if not one.is_named:
-            names = ", ".join(dict.fromkeys(name for _, _, name, _ in served))
+    def _order(
+        self,
+        ask: Ask,
+        claims: Mapping[str, tuple[LoadedSet, Claim]],
+        kernels: dict[str, Kernel],
+        others: list[tuple[str, str]],
+    ) -> tuple[list[tuple[int, int, list[str]]], str]:
+        """Return for numbers of rows in which order sets are taken, and the figures behind it, or "".
+
+        Sets that `auto` found are measured where their rows overlap; what they made is added to `kernels`, and why one
+        is not taken to `others`.
+        """
+        in_order = list(claims)
+        rivals = [name for name in in_order if not claims[name][0].is_named]
+        if not overlap([claims[name][1].rows for name in rivals]):
+            return [(*ask.rows, in_order)], ""
+        if self._decided is not None:
+            return self._as_decided(ask, in_order)
+        least = claims[rivals[0]][1].capturable
+        if ask.captured and least:
+            late = [name for name in rivals if not claims[name][1].capturable]
+            others += [(name, "comes after one that a graph can record, which it cannot") for name in late]
+            rivals = [name for name in rivals if name not in late]
+        kernels |= {name: self._make(claims[name][0], ask) for name in rivals}
+        contenders = [Contender(*claims[name][0][:3], claims[name][1], kernels[name]) for name in rivals]
+        found = contest(ask, contenders, self._trials()) if self._trials is not None and len(rivals) > 1 else None
+        if found is None:
+            self._refuse_conflicts(ask, rivals, {name: claims[name][1] for name in rivals})
+            return [(*ask.rows, [name for name in in_order if name not in dict(others)])], ""
+        others += found.figures.failed.items()
+        left = [name for name in in_order if name not in dict(others)]
+        bands = [
+            (first, min(last, ask.rows[1]), [best, *(name for name in left if name != best)])
+            for first, last, best in found.bands(ask.rows[1])
+        ]
+        losers = [name for name in found.figures.times if all(name != names[0] for *_, names in bands)]
+        others += [(name, f"takes {found.ratio(name):.2f} times as long as {bands[0][2][0]}") for name in losers]
+        logger.info("Kernels of %s: auto chose %s; measured, %s.", ask.place, shown(bands), found)
+        return bands, str(found)
+
+    def _as_decided(self, ask: Ask, in_order: Sequence[str]) -> tuple[list[tuple[int, int, list[str]]], str]:
+        """Return the order that the first rank has measured.
+
+        Raises:
+            PluginError: It has measured no such operation, or a set of it serves it not here.
+        """
+        use = next((use for use in self._decided or () if (use.operation, use.dtype) == (ask.place, ask.dtype)), None)
+        names = () if use is None else tuple(name for *_, name in use.served)
+        if use is None or not {*names} - {PLAIN, COMPOSED} <= {*in_order}:
             raise PluginError(
-                f"{FLAG} {AUTO!r}: {names} and {one.name} both serve {ask.place}: name them in the order in which "
-                f"they are to be asked, such as {FLAG} {one.name},{names.replace(', ', ',')}"
+                f"{FLAG} {AUTO!r}: {' and '.join(in_order)} both serve {ask.place} on this rank, and the first rank "
+                f"has chosen {', '.join(names) or 'nothing'}; name the sets in the order in which they are to be asked"
             )
+        bands = [
+            (first, last, [name, *(each for each in in_order if each != name)] if name in in_order else [*in_order])
+            for first, last, name in use.served
+        ]
+        return bands, use.measured
+
+    def _refuse_conflicts(self, ask: Ask, rivals: Sequence[str], claims: Mapping[str, Claim]) -> None:
+        """Refuse sets of which only the user can say which goes first."""
+        for at, name in enumerate(rivals[1:], 1):
+            before = [(each, claims[each]) for each in rivals[:at]]
+            if not assigned(claims[name].rows, before)[1]:
+                names = ", ".join(each for each, _ in before)
+                raise PluginError(
+                    f"{FLAG} {AUTO!r}: {names} and {name} both serve {ask.place}, and it cannot be measured which is "
+                    f"faster: name them in the order in which they are to be asked, such as {FLAG} "
+                    f"{name},{names.replace(', ', ',')}"
+                )
 
     def _claim(self, one: LoadedSet, ask: Ask) -> Claim | str:
         """Ask a set, and refuse an answer that cannot hold."""
@@ -232,7 +274,7 @@ class KernelBinder:
             return found.partition("\n")[0]
         if not isinstance(found, Claim):
             raise PluginError(f"{one.label}: serves({ask.place}) returned {found!r}; return a Claim, or why not")
-        if _common(ask.rows, found.rows) != tuple(found.rows):
+        if not ask.rows[0] <= found.rows[0] <= found.rows[1] <= ask.rows[1]:
             raise PluginError(f"{one.label}: it claims rows {found.rows} of {ask.place}, of which {ask.rows} are asked")
         if OPS[ask.op].packs and tuple(found.rows) != ask.rows:
             raise PluginError(f"{one.label}: it claims rows {found.rows} of {ask.place}; who packs takes all of them")
@@ -266,16 +308,6 @@ class KernelBinder:
         if any(name != PLAIN for part in parts for _, _, name in self._uses[part].served):
             return COMPOSED, composed(ask, kernels)
         return PLAIN, meaning(ask)
-
-
-def _common(rows: tuple[int, int], others: tuple[int, int]) -> tuple[int, int] | None:
-    first, last = max(rows[0], others[0]), min(rows[1], others[1])
-    return (first, last) if first <= last else None
-
-
-def _without(rows: tuple[int, int], others: tuple[int, int]) -> list[tuple[int, int]]:
-    sides = (rows[0], min(rows[1], others[0] - 1)), (max(rows[0], others[1] + 1), rows[1])
-    return [(first, last) for first, last in sides if first <= last]
 
 
 def load_sets(plugins: LoadedPlugins) -> list[LoadedSet]:

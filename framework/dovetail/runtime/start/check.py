@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -30,6 +31,7 @@ from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.hf_config import CONFIG_KEYS, quant_method
 from dovetail.runtime.kernels.ahead import CompiledAhead
 from dovetail.runtime.kernels.binding import KernelBinder, load_sets
+from dovetail.runtime.kernels.contest import Trials
 from dovetail.runtime.memory.plan import context_len
 from dovetail.runtime.ranks import Rank
 from dovetail.settings import EngineSettings
@@ -100,7 +102,10 @@ def check(settings: EngineSettings, plugins: LoadedPlugins, rank: Rank) -> Check
     local = config.of_rank(rank.parallel.size)
     check_model(plugin, config, device, settings, quantization)
     captured = device_of(device).captures and not settings.disable_cuda_graph
-    kernels = KernelBinder(load_sets(plugins), device_of(device).view, captured=captured, peers=rank.peers)
+    kernels = KernelBinder(
+        load_sets(plugins), device_of(device).view, captured=captured, peers=rank.peers,
+        trials=partial(Trials.on, device_of(device)), decided=rank.decided,
+    )  # fmt: skip
     chosen = _choose_attention(plugins, local, device, dtype, settings, rank, kernels)
     _check_speculator(plugins, config)
     checkpoint = None

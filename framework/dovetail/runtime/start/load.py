@@ -59,6 +59,8 @@ def load(checked: Checked) -> LoadedModel:
         step = bind_step(checked.kernels, checked.config, dtype, invariant=checked.settings.batch_invariant)
         checked.kernels.freeze()
         checked.kernels.connect(partial(PeerMemory.alone, parallel.rank, parallel.size, device=checked.device))
+        if checked.rank.meeting is not None:
+            checked.rank.meeting.kernels = tuple(use for use in checked.kernels.table if use.measured)
         model.eval()
         checked.memory.built()
         size = sum(p.numel() * p.element_size() for p in model.parameters())

@@ -1,0 +1,242 @@
+"""Which of several kernel sets `auto` takes for an operation: each is timed at a few numbers of rows, results compared.
+
+The first set is the default. Another one is taken where it beats that by a margin that noise does not reach: for each
+class of rows by itself, or for all of them where one kernel has to take all. Figures are kept, see `figures.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import re
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dovetail.contracts.device import Device
+from dovetail.contracts.kernels import OPS, Ask, Claim, Kernel, KernelSet
+from dovetail.runtime.kernels.ahead import records
+from dovetail.runtime.kernels.figures import ALIKE, Clock, Figures, digest_of, versions
+
+logger = logging.getLogger(__name__)
+
+TRIAL_ROWS = (1, 16, 64, 512, 8192)
+"""Numbers of rows that are timed; each stands for those between the one before it and itself, the last for all more."""
+MAX_REPEATS, FEW_ROWS = 32, 4096
+"""Calls within what is timed, so that a clock sees more than a launch: fewer for more rows."""
+SEED = 1
+HALVES = ("gate_up", "down")
+"""Matrices of experts, of which an operation has both."""
+
+
+class Contender(NamedTuple):
+    """A set that claims an operation.
+
+    Attributes:
+        name: As planned.
+        label: With its package and version.
+        kernels: The set.
+        claim: What it says.
+        kernel: What it made.
+    """
+
+    name: str
+    label: str
+    kernels: KernelSet
+    claim: Claim
+    kernel: Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """How kernels are timed here.
+
+    Attributes:
+        place: Where.
+        model: Whose product that device is; figures hold for it.
+        clock: Times a call.
+        folder: Where figures are kept; None: nowhere.
+    """
+
+    place: torch.device
+    model: str
+    clock: Clock
+    folder: Path | None = None
+
+    @classmethod
+    def on(cls, device: Device) -> Trials:
+        """Return how kernels are timed on a device."""
+
+        def seconds(run: Callable[[], object], is_captured: bool) -> float:
+            return device.seconds(run, is_captured=is_captured)
+
+        model = host_model() if device.is_host else device.model
+        return cls(device.place, model, seconds, records(device.compiler()))
+
+
+def host_model() -> str:
+    """Return the processor's name and the threads that compute on it, as far as the system says."""
+    try:
+        found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return f"{found[1] if found else platform.machine()}, {torch.get_num_threads()} threads"
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """What was measured of an operation's sets.
+
+    Attributes:
+        figures: By set.
+        rows: Numbers of rows that were timed.
+        is_whole: One set takes all rows.
+    """
+
+    figures: Figures
+    rows: tuple[int, ...]
+    is_whole: bool
+
+    def bands(self, last: int) -> Iterator[tuple[int, int, str]]:
+        """Yield first and last number of rows, and the set that is taken for them; `last` is the largest number."""
+        first = 0
+        for at, num in enumerate(self.rows):
+            is_last = at == len(self.rows) - 1
+            yield first, last if is_last else num, self.best(None if self.is_whole else at)
+            first = num + 1
+
+    def best(self, at: int | None) -> str:
+        """Return the set for one of `rows`, or for all of them."""
+        return self.figures.best({name: self.ratio(name, at) for name in self.figures.times})
+
+    def ratio(self, name: str, at: int | None = None) -> float:
+        """Return a set's time as a part of the default's: at one of `rows`, or the mean of all."""
+        default = next(iter(self.figures.times.values()))
+        parts = [own / usual for own, usual in zip(self.figures.times[name], default, strict=True)]
+        return statistics.mean(parts) if at is None else parts[at]
+
+    def __str__(self) -> str:
+        """`us of 1 rows: triton 8.1, acme 7.0; …`."""
+        each = (
+            f"{num} rows {', '.join(f'{name} {times[at] * 1e6:.1f}' for name, times in self.figures.times.items())}"
+            for at, num in enumerate(self.rows)
+        )
+        return f"us: {'; '.join(each)}"
+
+
+def contest(ask: Ask, contenders: Sequence[Contender], trials: Trials) -> Contest | None:
+    """Return what was measured of sets, the default first, now or in an earlier start.
+
+    None: there is nothing to time, as no set brings operands, the device has no clock, or nothing ran.
+    """
+    rows = trial_rows(ask, contenders)
+    is_whole = OPS[ask.op].packs or ask.invariant
+    sets = [[each.label, each.kernels.library()] for each in contenders]
+    facts = [ask.place, ask.dtype, ask.invariant, ask.captured, sets, trials.model, versions(), rows]
+    file, names = f"kernels-{digest_of(facts)}.json", [each.name for each in contenders]
+    figures = Figures.remembered(trials.folder, file, names, len(rows))
+    if figures is None:
+        devices = [] if trials.place.index is None else [trials.place]
+        with torch.random.fork_rng(devices), torch.inference_mode():
+            figures = _measure(ask, contenders, trials, rows)
+        if figures is None or not figures.times:
+            return None
+        figures.remember(
+            trials.folder, file, operation=ask.place, dtype=ask.dtype, device=trials.model, sets=names, rows=rows
+        )
+    return Contest(figures, rows, is_whole)
+
+
+def trial_rows(ask: Ask, contenders: Sequence[Contender]) -> tuple[int, ...]:
+    """Return the numbers of rows that all contenders take; at least one."""
+    first = max(ask.rows[0], *(each.claim.rows[0] for each in contenders), 1)
+    last = min(ask.rows[1], *(each.claim.rows[1] for each in contenders))
+    return tuple(num for num in TRIAL_ROWS if first <= num <= last) or (first,)
+
+
+def _measure(ask: Ask, contenders: Sequence[Contender], trials: Trials, rows: Sequence[int]) -> Figures | None:
+    figures, left = Figures({}), list(contenders)
+    times: dict[str, list[float]] = {each.name: [] for each in contenders}
+    for num in rows:
+        operands = _operands(ask, contenders, num, trials.place)
+        if operands is None:
+            return None
+        usual: list[Tensor] | None = None
+        for each in tuple(left):
+            try:
+                found = _results(ask, each, operands)
+                usual = found if usual is None else usual
+                if not (apart := _apart(found, usual)) <= ALIKE:
+                    figures.failed[each.name] = f"its result of {num} rows differs from the default's by {apart:.2g}"
+                    left.remove(each)
+                    continue
+                times[each.name].append(_seconds(ask, each, operands, num, trials, contenders))
+            except Exception as error:  # a stranger's kernel may raise anything; the others serve all the same
+                logger.debug("measuring %s failed", each.name, exc_info=True)
+                figures.failed_by(each.name, error)
+                left.remove(each)
+    figures.times |= {each.name: times[each.name] for each in left}
+    return figures
+
+
+def _operands(ask: Ask, contenders: Sequence[Contender], rows: int, place: torch.device) -> list[Any] | None:
+    """Return what the first set brings that has any."""
+    for each in contenders:
+        torch.manual_seed(SEED)
+        if (found := each.kernels.trial(ask, rows, place)) is not None:
+            return list(found)
+    return None
+
+
+def _given(ask: Ask, contender: Contender, operands: Sequence[Any]) -> list[Any]:
+    """Return copies of operands, packed matrices as a kernel packs them."""
+    made: list[Any] = []
+    kernel: Any = contender.kernel
+    for name, one in zip(OPS[ask.op].operands, operands, strict=True):
+        if isinstance(one, Mapping):
+            tensors = {key: tensor.clone() for key, tensor in one.items()}
+            made.append(kernel.pack(tensors, name if name in HALVES else ""))
+        else:
+            made.append(one.clone() if isinstance(one, Tensor) else one)
+    return made
+
+
+def _results(ask: Ask, contender: Contender, operands: Sequence[Any]) -> list[Tensor]:
+    """Return what a call gives, and the operands that it changes."""
+    given = _given(ask, contender, operands)
+    found = contender.kernel(*given)
+    changed = [one for name, one in zip(OPS[ask.op].operands, given, strict=True) if name in OPS[ask.op].changes]
+    results = found if isinstance(found, tuple) else (found,)
+    return [one for one in (*results, *changed) if isinstance(one, Tensor)]
+
+
+def _apart(found: Sequence[Tensor], usual: Sequence[Tensor]) -> float:
+    """Return how far results are apart, as a part of the default's; infinity where integers or shapes differ."""
+    most = 0.0
+    for mine, wanted in zip(found, usual, strict=True):
+        if mine.shape != wanted.shape or mine.dtype != wanted.dtype:
+            return float("inf")
+        if not wanted.dtype.is_floating_point:
+            most = max(most, 0.0 if torch.equal(mine, wanted) else float("inf"))
+            continue
+        size = wanted.double().norm().clamp_min(1e-30)
+        most = max(most, float((mine.double() - wanted.double()).norm() / size))
+    return most
+
+
+def _seconds(
+    ask: Ask, contender: Contender, operands: Sequence[Any], rows: int, trials: Trials, contenders: Sequence[Contender]
+) -> float:
+    given, repeats = _given(ask, contender, operands), max(1, min(MAX_REPEATS, FEW_ROWS // rows))
+
+    def run() -> None:
+        for _ in range(repeats):
+            contender.kernel(*given)
+
+    is_captured = ask.captured and all(each.claim.capturable for each in contenders)
+    return trials.clock(run, is_captured) / repeats

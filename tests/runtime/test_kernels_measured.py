@@ -1,0 +1,257 @@
+"""`--kernels auto` measures the sets that serve an operation, keeps the figures, and takes the fastest for its rows."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dovetail.contracts.device import Device, DeviceView
+from dovetail.contracts.errors import PluginError
+from dovetail.contracts.kernels import OPS, Ask, Claim, KernelSet, make_ask, meaning
+from dovetail.messages.outputs import KernelUse
+from dovetail.runtime.kernels.binding import Bands, KernelBinder, LoadedSet
+from dovetail.runtime.kernels.contest import TRIAL_ROWS, Trials
+from dovetail.sdk.quantization.forms import Int4
+from dovetail.sdk.trials import MADE, operands
+
+EXAMPLES = Path(__file__).parents[2] / "docs/examples"
+CPU, VIEW, US = torch.device("cpu"), DeviceView("cpu"), 1e-6
+NORM = make_ask("rms_norm", VIEW, "float32", {"H": 64}, {})
+
+
+class Plain(KernelSet):
+    """Serves some operations by their meanings, counted and named by where they are called."""
+
+    devices = frozenset({"cpu"})
+
+    def __init__(self, *ops: str, off: float = 0.0, **claims: Any) -> None:
+        self.ops, self.off, self.claims, self.num_calls = ops, off, claims, 0
+
+    def serves(self, ask: Ask) -> Claim | str:
+        return (
+            Claim(self.claims.get("rows", ask.rows), **{k: v for k, v in self.claims.items() if k != "rows"})
+            if (ask.op in self.ops)
+            else f"no {ask.op}"
+        )
+
+    def make(self, ask: Ask) -> Any:
+        plain = meaning(ask)
+
+        def kernel(*given: Any) -> Any:
+            self.num_calls += 1
+            found = plain(*given)
+            return found + self.off if self.off else found
+
+        return kernel
+
+
+class MadeUp:
+    """A clock that runs nothing: seconds by how many sets were timed before, at each number of rows in turn."""
+
+    def __init__(self, *seconds: list[float], num_rows: int = len(TRIAL_ROWS)) -> None:
+        self._left = [each[at] for at in range(num_rows) for each in seconds]
+        self.captured: list[bool] = []
+
+    def __call__(self, run: Callable[[], object], is_captured: bool) -> float:
+        self.captured.append(is_captured)
+        return self._left.pop(0)
+
+
+def per_call(seconds: float, rows: int) -> float:
+    """Seconds of what is timed, in which a call takes so long."""
+    return seconds * max(1, min(32, 4096 // rows))
+
+
+def clock(*by_set: list[float]) -> MadeUp:
+    """Of sets that take so many microseconds at each of `TRIAL_ROWS`."""
+    return MadeUp(*([per_call(us * US, rows) for us, rows in zip(each, TRIAL_ROWS, strict=True)] for each in by_set))
+
+
+def bound(timer: Any, *sets: KernelSet, folder: Path | None = None, **more: Any) -> KernelBinder:
+    """A binder whose `auto` has found sets called a, b, …"""
+    loaded = [LoadedSet("abc"[at], f"kernels {'abc'[at]!r} of x 1", one, False) for at, one in enumerate(sets)]
+    trials = None if timer is None else lambda: Trials(CPU, "a processor", timer, folder)
+    return KernelBinder(loaded, VIEW, trials=trials, **more)
+
+
+def test_each_class_of_rows_goes_to_the_fastest(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    """One that is faster by the margin has the rows of its class; the table and the log show the figures."""
+    monkeypatch.setattr(logging.getLogger("dovetail"), "propagate", True)
+    timer = clock([10, 10, 10, 10, 10], [5, 9.6, 20, 20, 5])
+    binder = bound(timer, Plain("rms_norm"), Plain("rms_norm"))
+    with caplog.at_level(logging.INFO, "dovetail"):
+        kernel = binder.bind(NORM)
+    assert isinstance(kernel, Bands)
+    [use] = binder.table
+    assert use.served == ((0, 1, "b"), (2, 512, "a"), (513, (1 << 31) - 1, "b"))
+    assert use.measured.startswith("us: 1 rows a 10.0, b 5.0; 16 rows a 10.0, b 9.6; ")
+    assert "auto chose b from 0 rows on, a from 2 rows on, b from 513 rows on" in caplog.text
+    assert not any(timer.captured)
+
+
+def test_the_first_stays_where_no_other_is_clearly_faster() -> None:
+    """What loses is listed with its ratio."""
+    binder = bound(clock([10] * 5, [9.8] * 5), Plain("rms_norm"), Plain("rms_norm"))
+    binder.bind(NORM)
+    [use] = binder.table
+    assert (use.served, use.others) == (((0, (1 << 31) - 1, "a"),), (("b", "takes 0.98 times as long as a"),))
+
+
+def test_figures_are_kept(tmp_path: Path) -> None:
+    """A later start reads them and times nothing; of another library, model or set they do not hold."""
+    sets = Plain("rms_norm"), Plain("rms_norm")
+    first = bound(clock([10] * 5, [5] * 5), *sets, folder=tmp_path)
+    first.bind(NORM)
+    [file] = tmp_path.glob("kernels-*.json")
+    kept = json.loads(file.read_text())
+    assert (kept["operation"], kept["device"], kept["sets"]) == ("rms_norm H=64", "a processor", ["a", "b"])
+    again = bound(MadeUp(num_rows=0), *sets, folder=tmp_path)
+    again.bind(NORM)
+    assert again.table == first.table
+
+    class Newer(Plain):
+        @classmethod
+        def library(cls) -> str:
+            return "2"
+
+    bound(clock([10] * 5, [5] * 5), sets[0], Newer("rms_norm"), folder=tmp_path).bind(NORM)
+    assert len(list(tmp_path.glob("*.json"))) == 2
+    file.write_text('{"times": {"a": [1]}, "failed": {}}')
+    third = bound(clock([10] * 5, [20] * 5), *sets, folder=tmp_path)
+    third.bind(NORM)
+    assert third.table[0].served[0][2] == "a"
+
+
+def test_what_computes_something_else_or_fails_is_left_out() -> None:
+    """However fast; of a failure for want of memory nothing is kept."""
+    binder = bound(clock([10] * 5), Plain("rms_norm"), Plain("rms_norm", off=1.0))
+    binder.bind(NORM)
+    [use] = binder.table
+    assert use.served[0][2] == "a"
+    assert use.others[0][1].startswith("its result of 1 rows differs from the default's by ")
+
+
+def test_out_of_memory_is_forgotten(tmp_path: Path) -> None:
+    """It may be there the next time."""
+
+    class Large(Plain):
+        def make(self, ask: Ask) -> Any:
+            def kernel(x: torch.Tensor, *rest: Any) -> Any:
+                raise torch.OutOfMemoryError("no room\nat all")
+
+            return kernel
+
+    binder = bound(clock([10] * 5), Large("rms_norm"), Plain("rms_norm"), folder=tmp_path)
+    binder.bind(NORM)
+    assert binder.table[0].served[0][2] == "b"
+    assert binder.table[0].others == (("a", "it could not be measured: OutOfMemoryError: no room at all"),)
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_set_is_not_measured() -> None:
+    """Nor are sets that share no rows, or that the user has named."""
+    for sets in ([Plain("rms_norm")], [Plain("rms_norm", rows=(0, 8)), Plain("rms_norm", rows=(9, 100))]):
+        binder = bound(MadeUp(num_rows=0), *sets)
+        binder.bind(NORM)
+        assert not binder.table[0].measured
+        assert not any(one.num_calls for one in sets)
+
+
+def test_rows_that_must_not_differ_have_one_set() -> None:
+    """With `--batch-invariant` the mean of all rows decides."""
+    sets = [Plain("rms_norm", row_independent=True) for _ in range(2)]
+    binder = bound(clock([10] * 5, [1, 1, 1, 11, 11]), *sets)
+    binder.bind(NORM._replace(invariant=True))
+    assert [name for *_, name in binder.table[0].served] == ["b"]
+
+
+def test_one_that_no_graph_can_record_does_not_replace_one_that_can() -> None:
+    """Steps would leave their graphs."""
+    sets = Plain("rms_norm", capturable=True), Plain("rms_norm")
+    binder = bound(MadeUp(num_rows=0), *sets, captured=True)
+    binder.bind(NORM._replace(captured=True))
+    assert binder.is_capturable
+    assert binder.table[0].others == (("b", "comes after one that a graph can record, which it cannot"),)
+
+
+def test_an_operation_without_a_trial_is_for_the_user() -> None:
+    """The error names both sets, and what to write."""
+    ask = make_ask("begin_step", VIEW, "float32", {}, {})
+    with pytest.raises(PluginError, match=r"a and b both serve begin_step, and it cannot be measured .* --kernels b,a"):
+        bound(MadeUp(num_rows=0), Plain("begin_step"), Plain("begin_step")).bind(ask)
+
+
+def test_further_ranks_take_what_the_first_has_measured() -> None:
+    """They time nothing; what the first has not chosen is refused."""
+    sets = Plain("rms_norm"), Plain("rms_norm")
+    first = bound(clock([10] * 5, [5, 5, 20, 20, 20]), *sets)
+    first.bind(NORM)
+    other = bound(MadeUp(num_rows=0), *sets, decided=first.table)
+    other.bind(NORM)
+    assert other.table == first.table
+    for decided in ((), (KernelUse(operation="rms_norm H=64", dtype="float32", served=((0, 9, "z"),)),)):
+        with pytest.raises(PluginError, match="both serve rms_norm H=64 on this rank, and the first rank has chosen"):
+            bound(MadeUp(num_rows=0), *sets, decided=decided).bind(NORM)
+
+
+@pytest.fixture
+def examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example packages' modules, importable."""
+    for name in ("dovetail-vector-norm", "dovetail-sorted-draw"):
+        monkeypatch.syspath_prepend(str(EXAMPLES / name))
+
+
+@pytest.mark.usefixtures("examples")
+@pytest.mark.parametrize(
+    ("module", "cls", "op", "dims"),
+    [
+        ("dovetail_vector_norm", "VectorNorm", "rms_norm", {"H": 64}),
+        ("dovetail_vector_norm", "VectorNorm", "linear", {"N": 12, "K": 64}),
+        ("dovetail_sorted_draw", "SortedDraw", "draw", {"V": 100}),
+    ],
+)
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_example_sets_are_chosen_by_their_figures(
+    module: str, cls: str, op: str, dims: dict[str, int], is_faster: bool
+) -> None:
+    """Beside another set that computes the meaning, by a made-up clock: results are compared for real."""
+    example = getattr(__import__(module), cls)()
+    us = [5.0] * 5 if is_faster else [20.0] * 5
+    binder = bound(clock([10.0] * 5, us), Plain(op), example)
+    binder.bind(make_ask(op, VIEW, "float32", dims, {}))
+    [use] = [use for use in binder.table if use.operation.startswith(op)]
+    assert use.served == ((0, (1 << 31) - 1, "b" if is_faster else "a"),)
+    assert use.measured
+    sys.modules.pop(module)
+
+
+def test_the_host_has_a_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU figures are kept with users' caches; a call's seconds are positive."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    trials = Trials.on(Device(CPU))
+    assert trials.folder == tmp_path / "dovetail"
+    assert trials.model != "cpu"
+    calls: list[int] = []
+    assert trials.clock(lambda: calls.append(1), False) >= 0
+    assert len(calls) == 8
+
+
+@pytest.mark.parametrize("op", sorted(MADE))
+def test_made_up_operands_are_those_of_the_signature(op: str) -> None:
+    """The meaning takes them, and gives as many rows."""
+    widths = {"H": 64, "F": 1 if op == "rotations" else 32, "D": 16, "R": 20, "N": 6, "K": 64, "W": 16}
+    values = {"act": "silu_and_mul", "dtype": torch.float32, "form": Int4(32)}
+    row = OPS[op]
+    ask = make_ask(op, VIEW, "float32", {k: widths[k] for k in row.dims}, {k: values[k] for k in row.options})
+    kernel: Any = meaning(ask)
+    given = operands(ask, 3, CPU)
+    assert given is not None
+    found = kernel(*(kernel.pack(one) if isinstance(one, dict) else one for one in given))
+    assert len(found[0] if isinstance(found, tuple) else found) == 3
