@@ -18,8 +18,11 @@ from dovetail.contracts.kernels import OPS, Ask, Claim, KernelSet, make_ask, mea
 from dovetail.messages.outputs import KernelUse
 from dovetail.runtime.kernels.binding import Bands, KernelBinder, LoadedSet
 from dovetail.runtime.kernels.contest import TRIAL_ROWS, Trials
+from dovetail.runtime.start import check
 from dovetail.sdk.quantization.forms import Int4
 from dovetail.sdk.trials import MADE, operands
+from dovetail_testing.engine import make_core
+from dovetail_testing.models import make_model
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 CPU, VIEW, US = torch.device("cpu"), DeviceView("cpu"), 1e-6
@@ -255,3 +258,23 @@ def test_made_up_operands_are_those_of_the_signature(op: str) -> None:
     assert given is not None
     found = kernel(*(kernel.pack(one) if isinstance(one, dict) else one for one in given))
     assert len(found[0] if isinstance(found, tuple) else found) == 3
+
+
+def test_an_engine_measures_while_it_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where `auto` finds two sets for one operation of the model; a later start takes their figures."""
+    sets = [LoadedSet(name, f"kernels {name!r} of x 1", Plain("rms_norm"), False) for name in ("slow", "fast")]
+    timed: list[bool] = []
+
+    def seconds(run: Callable[[], object], is_captured: bool) -> float:
+        timed.append(is_captured)
+        return 1.0 + len(timed) % 2
+
+    folder = make_model(tmp_path / "model", "LlamaForCausalLM")
+    monkeypatch.setattr(check, "load_sets", lambda plugins: sets)
+    monkeypatch.setattr(Trials, "on", lambda device: Trials(CPU, "a processor", seconds, tmp_path / "kept"))
+    uses = [use for use in make_core(folder).info.kernels if use.operation.startswith("rms_norm")]
+    assert {name for use in uses for *_, name in use.served} == {"fast"}
+    assert all(use.measured.startswith("us: 1 rows slow ") for use in uses)
+    assert len(timed) == 2 * len(TRIAL_ROWS) * len(uses)
+    again = [use for use in make_core(folder).info.kernels if use.operation.startswith("rms_norm")]
+    assert (again, len(timed)) == (uses, 2 * len(TRIAL_ROWS) * len(uses))

@@ -277,6 +277,24 @@ class KernelSetConformance(Conformance):
             kept = bytes_kept(lambda: self.run(place, _copies(operands)), 4)  # noqa: B023 - called at once
             check(not kept, f"{place.ask.place}: every call leaves {kept} bytes behind")
 
+    def test_trials_are_operands(self) -> None:
+        """What it brings for `auto` to time an operation with is what the kernel takes, with as many rows."""
+        made = self.plugin()()
+        for place in _one_of_each(self.places()):
+            num = self._within(place.claim, (17, max(1, place.claim.rows[0])))[-1]
+            try:
+                given = made.trial(place.ask, num, self.on())
+            except Exception as error:  # as above
+                fail(f"trial({place.ask.place}) of {num} rows raised {raised(error)}")
+            if given is None:
+                continue
+            names = list(OPS[place.ask.op].operands)
+            check(
+                len(given) == len(names) and len(given[0]) == num,
+                f"trial({place.ask.place}) of {num} rows returned {len(given)} operands; it has {', '.join(names)}",
+            )
+            self._compare(place, list(given), f"of its trial of {num} rows")
+
     def test_what_is_capturable_reads_nothing_on_the_host(self) -> None:
         """A kernel that says that a graph can record it is recorded, and replayed with other operands."""
         for place in self.places():

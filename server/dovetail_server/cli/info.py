@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dovetail.contracts.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from dovetail.contracts.config import ModelConfig
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 DUMMY = "dummy"
 KINDS = {"reasoning_parser": "reasoning parser", "tool_parser": "tool-call parser"}
 """Of parsers, with what they are called in the table."""
+OR = " or "
+"""Between kernel sets of which a start measures which is faster."""
 SHOWN = 3
 """How many parsers of each kind are listed."""
 
@@ -170,7 +173,7 @@ def lack_of_weights(folder: Path) -> str | None:
 
 
 UNSERVED: dict[str, Any] = {"served_by": None, "num_params": None, "vocab_size": None}
-UNSERVED |= {"tasks": [], "cache": [], "kernels": {}}
+UNSERVED |= {"tasks": [], "cache": [], "kernels": {}, "kernels_measured": {}}
 
 
 def served_as(examined: ExaminedModel, model: ModelFolder, template: str) -> dict[str, Any]:
@@ -202,7 +205,9 @@ def served_as(examined: ExaminedModel, model: ModelFolder, template: str) -> dic
     sizes = {"num_params": dense_numel(facts), "vocab_size": facts.vocab_size}
     plan = examined.found.plan
     served_by, kernels = plan.of_kind("model")[0].qualified, kernels_of(plan, facts)
-    return {"served_by": served_by, **sizes, "tasks": tasks, "cache": cache, "kernels": kernels}
+    figures = figures_of(plan, facts.dtype, kernels)
+    found = {"served_by": served_by, **sizes, "tasks": tasks, "cache": cache}
+    return {**found, "kernels": kernels, "kernels_measured": figures}
 
 
 def kernels_of(plan: PluginPlan, facts: ModelConfig) -> dict[str, str]:
@@ -220,16 +225,28 @@ def kernels_of(plan: PluginPlan, facts: ModelConfig) -> dict[str, str]:
     hidden, dim = facts.hidden_size, facts.layers[0].qk_dim if facts.layers else facts.hidden_size
     widths = dict.fromkeys("HNKRF", hidden) | {"D": dim, "V": facts.vocab_size}
     options = {"act": "silu_and_mul", "dtype": facts.dtype}
-    sets = [(planned.name, import_planned(planned)()) for planned in plan.of_kind("kernels")]
+    sets = [(planned, import_planned(planned)()) for planned in plan.of_kind("kernels")]
     served = {}
     for op, row in OPS.items():
         if row.over_ranks or not options.keys() >= set(row.options) or not widths.keys() >= set(row.dims):
             continue
         dims = {letter: widths[letter] for letter in row.dims} | ({"F": 1} if op == "rotations" else {})
         ask = make_ask(op, view, facts.dtype, dims, {name: options[name] for name in row.options})
-        claims = (name for name, one in sets if view.kind in one.devices and isinstance(one.serves(ask), Claim))
-        served[op] = next(claims, "plain")
+        claims = [each for each, one in sets if view.kind in one.devices and isinstance(one.serves(ask), Claim)]
+        rivals = [each.name for each in claims if not each.requested]
+        served[op] = OR.join(rivals) if len(rivals) == len(claims) > 1 else claims[0].name if claims else "plain"
     return served
+
+
+def figures_of(plan: PluginPlan, dtype: str, kernels: Mapping[str, str]) -> dict[str, str]:
+    """Return what earlier starts have measured of operations that several sets serve, by operation with its widths."""
+    from dovetail.runtime.device.devices import likely_device
+    from dovetail.runtime.kernels.records import kept, records
+
+    if not any(OR in name for name in kernels.values()):
+        return {}
+    sets = [planned.name for planned in plan.of_kind("kernels")]
+    return dict(kept(records(likely_device(plan).compiler()), sets, dtype))
 
 
 def named_first(names: Any) -> str | None:
@@ -348,6 +365,7 @@ def table(facts: dict[str, Any]) -> str:
     if served := facts["kernels"]:
         by_set = {name: [op for op in served if served[op] == name] for name in dict.fromkeys(served.values())}
         lines += [f"kernels            {name}: {', '.join(ops)}" for name, ops in by_set.items()]
+        lines += [f"  measured         {place}: {figures}" for place, figures in facts["kernels_measured"].items()]
     if facts["tasks"]:
         lines.append(f"for                {', '.join(facts['tasks'])}")
     lines.append(f"tokenizer          {describe_tokenizer(facts['tokenizer'])}")

@@ -236,6 +236,11 @@ FAULTS: dict[str, tuple[type[KernelSet], str, str]] = {
     "overwrites what it may not": (Overwrites, ANSWERS, "may overwrite nothing, not weight"),
     "a refusal of two lines": (Long, ANSWERS, "is not one line"),
     "cannot be made": (CannotMake, MEANING, "and cannot make it: ImportError: no module named acme_kernels"),
+    "a trial of fewer operands": (
+        faulty(trial=lambda ask, rows, device: [torch.zeros(rows, 63)]),
+        "test_trials_are_operands",
+        "returned 1 operands; it has x, ",
+    ),
     "claims nothing": (Nothing, MEANING, "it claims no operation on cpu"),
 }
 

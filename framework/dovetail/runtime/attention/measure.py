@@ -30,8 +30,9 @@ from dovetail.contracts.config import LayerSpec, ModelConfig
 from dovetail.contracts.kernels import PLAIN_KERNELS, Kernels
 from dovetail.runtime.attention.grouped import attended_groups
 from dovetail.runtime.device.devices import device_of
-from dovetail.runtime.kernels.ahead import CompiledAhead, records
+from dovetail.runtime.kernels.ahead import CompiledAhead
 from dovetail.runtime.kernels.figures import ALIKE, Clock, Figures
+from dovetail.runtime.kernels.records import records
 from dovetail.sdk.layers.attention import attend, attend_qkv
 
 logger = logging.getLogger(__name__)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -17,13 +15,6 @@ from dovetail.contracts.compiler import AheadCompiler
 from dovetail.contracts.device import Device
 
 logger = logging.getLogger(__name__)
-
-
-def records(compiler: type[AheadCompiler] | None) -> Path:
-    """Return where to note what was measured of kernels: beside those that a compiler keeps, or with users' caches."""
-    if compiler is None:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dovetail"
-    return compiler.folder() / "dovetail"
 
 
 class CompiledAhead:

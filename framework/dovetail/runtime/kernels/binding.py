@@ -31,7 +31,7 @@ class LoadedSet(NamedTuple):
     """A set of this process.
 
     Attributes:
-        name: As planned.
+        name: As planned; with its package where another set has the same.
         label: With its package, as messages about it begin.
         kernels: The object.
         is_named: `--kernels` names it; `auto` found it otherwise.
@@ -158,7 +158,8 @@ class KernelBinder:
         idle = [name for name in claims if name not in used and name not in dict(others)]
         others += [(name, "others before it serve all of its rows") for name in idle]
         for name in used:
-            kernels.setdefault(name, self._make(claims[name][0], ask))
+            if name not in kernels:
+                kernels[name] = self._make(claims[name][0], ask)
             if self._captured and not claims[name][1].capturable:
                 self._uncapturable.append(f"{ask.place} by {name}")
         is_shared = OPS[ask.op].over_ranks and bool(served)
@@ -223,11 +224,13 @@ class KernelBinder:
         others += found.figures.failed.items()
         left = [name for name in in_order if name not in dict(others)]
         bands = [
-            (first, min(last, ask.rows[1]), [best, *(name for name in left if name != best)])
-            for first, last, best in found.bands(ask.rows[1])
+            (first, last, [best, *(name for name in left if name != best)])
+            for first, last, best in found.bands(ask.rows)
         ]
         losers = [name for name in found.figures.times if all(name != names[0] for *_, names in bands)]
-        others += [(name, f"takes {found.ratio(name):.2f} times as long as {bands[0][2][0]}") for name in losers]
+        best = bands[0][2][0]
+        ratios = {name: found.ratio(name) / found.ratio(best) for name in losers}
+        others += [(name, f"takes {ratio:.2f} times as long as {best}") for name, ratio in ratios.items()]
         logger.info("Kernels of %s: auto chose %s; measured, %s.", ask.place, shown(bands), found)
         return bands, str(found)
 
@@ -316,11 +319,12 @@ def load_sets(plugins: LoadedPlugins) -> list[LoadedSet]:
     Raises:
         PluginError: One cannot be imported or made.
     """
-    sets = []
+    sets, names = [], [planned.name for planned in plugins.plan.of_kind(KIND)]
     for planned, kind in plugins.candidates(KIND):
         try:
             made = kind()
         except Exception as error:  # a stranger's class
             raise PluginError(f"{describe(planned)}: making it raised {type(error).__name__}: {error}") from error
-        sets.append(LoadedSet(planned.name, describe(planned), made, planned.requested))
+        name = planned.name if names.count(planned.name) == 1 else planned.qualified
+        sets.append(LoadedSet(name, describe(planned), made, planned.requested))
     return sets

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from dovetail.contracts.device import Device
 from dovetail.contracts.kernels import OPS, Ask, Claim, Kernel, KernelSet
-from dovetail.runtime.kernels.ahead import records
 from dovetail.runtime.kernels.figures import ALIKE, Clock, Figures, digest_of, versions
+from dovetail.runtime.kernels.records import PREFIX, records, shown
 
 logger = logging.getLogger(__name__)
 
@@ -102,12 +102,12 @@ class Contest:
     rows: tuple[int, ...]
     is_whole: bool
 
-    def bands(self, last: int) -> Iterator[tuple[int, int, str]]:
-        """Yield first and last number of rows, and the set that is taken for them; `last` is the largest number."""
-        first = 0
+    def bands(self, rows: tuple[int, int]) -> Iterator[tuple[int, int, str]]:
+        """Yield first and last number of rows, of all of `rows`, and the set that is taken for them."""
+        first, most = rows
         for at, num in enumerate(self.rows):
             is_last = at == len(self.rows) - 1
-            yield first, last if is_last else num, self.best(None if self.is_whole else at)
+            yield first, most if is_last else num, self.best(None if self.is_whole else at)
             first = num + 1
 
     def best(self, at: int | None) -> str:
@@ -121,12 +121,8 @@ class Contest:
         return statistics.mean(parts) if at is None else parts[at]
 
     def __str__(self) -> str:
-        """`us of 1 rows: triton 8.1, acme 7.0; …`."""
-        each = (
-            f"{num} rows {', '.join(f'{name} {times[at] * 1e6:.1f}' for name, times in self.figures.times.items())}"
-            for at, num in enumerate(self.rows)
-        )
-        return f"us: {'; '.join(each)}"
+        """Return the figures."""
+        return shown(self.rows, self.figures.times)
 
 
 def contest(ask: Ask, contenders: Sequence[Contender], trials: Trials) -> Contest | None:
@@ -138,7 +134,7 @@ def contest(ask: Ask, contenders: Sequence[Contender], trials: Trials) -> Contes
     is_whole = OPS[ask.op].packs or ask.invariant
     sets = [[each.label, each.kernels.library()] for each in contenders]
     facts = [ask.place, ask.dtype, ask.invariant, ask.captured, sets, trials.model, versions(), rows]
-    file, names = f"kernels-{digest_of(facts)}.json", [each.name for each in contenders]
+    file, names = f"{PREFIX}{digest_of(facts)}.json", [each.name for each in contenders]
     figures = Figures.remembered(trials.folder, file, names, len(rows))
     if figures is None:
         devices = [] if trials.place.index is None else [trials.place]
