@@ -162,8 +162,8 @@ class KernelSet(Configurable, ABC):
         """Return operands like those of a step with `rows` rows, by which `auto` times kernels of an operation.
 
         It does where several sets claim it. A packed matrix is a mapping of its form's tensors. None: there are none,
-        and users say which set goes first. This makes floats, numbers and packed matrices. A set with an operation
-        whose operands have to mean something makes those.
+        and users say which set goes first. This makes floats, numbers and packed matrices. A set whose
+        operations have operands that must mean something makes those.
         """
         made: Sequence[Any] | None = named("dovetail.sdk.trials:operands")(ask, rows, device)
         return made
