@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from dovetail.runtime.kernels.contest import TRIAL_ROWS, Trials
 from dovetail.runtime.start import check
 from dovetail.sdk.quantization.forms import Int4
 from dovetail.sdk.trials import MADE, operands
+from dovetail_server.cli import info
 from dovetail_testing.engine import make_core
 from dovetail_testing.models import make_model
 
@@ -278,3 +280,30 @@ def test_an_engine_measures_while_it_starts(monkeypatch: pytest.MonkeyPatch, tmp
     assert len(timed) == 2 * len(TRIAL_ROWS) * len(uses)
     again = [use for use in make_core(folder).info.kernels if use.operation.startswith("rms_norm")]
     assert (again, len(timed)) == (uses, 2 * len(TRIAL_ROWS) * len(uses))
+
+
+def test_info_shows_who_may_serve_and_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without torch or a device: both sets of an operation, with the figures of an earlier start of these sets."""
+    sets = {"one": Plain("rms_norm"), "two": Plain("rms_norm", "linear"), "three": Plain("linear")}
+
+    def planned(*names: str, requested: bool = False) -> Any:
+        found = [SimpleNamespace(name=name, requested=requested) for name in names]
+        return SimpleNamespace(of_kind=lambda kind: found if kind == "kernels" else [])
+
+    monkeypatch.setattr("dovetail.plugins.loader.import_planned", lambda one: lambda: sets[one.name])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    facts: Any = SimpleNamespace(hidden_size=64, layers=(), vocab_size=100, dtype="float32")
+    served = info.kernels_of(planned("one", "two"), facts)
+    assert (served["rms_norm"], served["linear"], served["act_and_mul"]) == ("one or two", "two", "plain")
+    assert info.kernels_of(planned("one", "two", requested=True), facts)["rms_norm"] == "one"
+    assert info.figures_of(planned("one", "two"), "float32", served) == {}
+    loaded = [LoadedSet(name, name, sets[name], False) for name in ("one", "two")]
+    timer = clock([10] * 5, [5] * 5)
+    KernelBinder(loaded, VIEW, trials=lambda: Trials(CPU, "a processor", timer, tmp_path / "dovetail")).bind(NORM)
+    (tmp_path / "dovetail/kernels-broken.json").write_text("{")
+    [(place, figures)] = info.figures_of(planned("one", "two"), "float32", served).items()
+    assert place == "rms_norm H=64 on a processor"
+    assert figures.startswith("us: 1 rows one 10.0, two 5.0; ")
+    assert info.figures_of(planned("one", "two"), "bfloat16", served) == {}
+    assert info.figures_of(planned("one", "three"), "float32", served) == {}
+    assert info.figures_of(planned("one", "two"), "float32", {"rms_norm": "one"}) == {}
