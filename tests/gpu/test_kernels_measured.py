@@ -39,7 +39,7 @@ class Plain(KernelSet):
 
 @pytest.mark.parametrize("case", CASES)
 def test_our_kernels_beside_plain_torch(case: str, tmp_path: Path) -> None:
-    """Both are timed and agree; where plain torch is the default, the faster has each class of rows; then it is kept."""
+    """Both are timed and agree; the faster has each class of rows, and a later start reads the figures."""
     op, dims, options = CASES[case]
     device = device_of(torch.device("cuda", 0))
     sets = [
