@@ -1,9 +1,9 @@
 """Kernels of Gated DeltaNet on a GPU: time, and share of what moving their bytes at the measured copy rate would take.
 
-`python tests/benchmarks/mixers.py [--rows 1 16 64 256] [--requests 1 8 64] [--tokens 16384] [--tiles] [--json FILE]`
+    python tests/benchmarks/mixers.py [--rows 1 16 64 256] [--requests 1 8 64] [--tokens 16384] [--state float16]
 
 With `--tiles`, a call for each place: `--rows 64 --requests` tries 12 tiles of the decode step, `--rows --requests 1`
-nine of the fold. The compiler takes 1 to 3 s for each.
+ten of the fold. The compiler takes 1 to 3 s for each.
 
 Shapes: a layer of Qwen3.5-9B and 35B-A3B (16 key heads, 32 value heads, 128 wide, 4 taps), in bfloat16. A decode step
 reads and writes each row's state once; a prompt's floor is that of its inputs and outputs. Several sets of rows take
@@ -66,12 +66,12 @@ def inputs(num: int) -> tuple[list[Tensor], list[Tensor]]:
     return [one.unflatten(1, (KEYS, -1)) for one in heads], [one.unflatten(1, (KEYS, -1)) for one in gates]
 
 
-def decode(num: int) -> Callable[[], float]:
-    """A layer's decode step of so many rows."""
+def decode(num: int, kept: torch.dtype = torch.float32) -> Callable[[], float]:
+    """A layer's decode step of so many rows, whose states are kept in a dtype."""
     weight, norm = draw(CHANNELS, TAPS), draw(WIDTH)
     weights = Weights.draw(HEADS, torch.Generator().manual_seed(1), CUDA)
     total = max(SETS * num, 64)
-    rings, states = draw(total, TAPS, CHANNELS), draw(total, HEADS, DIM, WIDTH, dtype=torch.float32)
+    rings, states = draw(total, TAPS, CHANNELS), draw(total, HEADS, DIM, WIDTH, dtype=kept)
     order, (heads, gates) = torch.randperm(total, device="cuda"), inputs(num)
     positions = torch.randint(99, 9999, (num,), device="cuda")
 
@@ -84,10 +84,10 @@ def decode(num: int) -> Callable[[], float]:
     return lambda: graph_us(calls)
 
 
-def decode_bytes(num: int) -> int:
+def decode_bytes(num: int, item: int = 4) -> int:
     """What a step must move: states and rings twice, inputs, outputs."""
     ring = 2 * CHANNELS * (TAPS - 1 + 1)
-    return num * (2 * 4 * HEADS * DIM * WIDTH + ring + 2 * (CHANNELS + 2 * HEADS * WIDTH + 2 * HEADS))
+    return num * (2 * item * HEADS * DIM * WIDTH + ring + 2 * (CHANNELS + 2 * HEADS * WIDTH + 2 * HEADS))
 
 
 def prompt(num: int, requests: int) -> dict[str, Callable[[], float]]:
@@ -123,19 +123,21 @@ def main() -> None:
     parser.add_argument("--requests", type=int, nargs="*", default=[1, 8, 64])
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--tiles", action="store_true", help="try other blocks, warps and stages, too")
+    parser.add_argument("--state", choices=("float32", "float16", "bfloat16"), default="float32")
     parser.add_argument("--json", type=Path)
     args, rate, found = parser.parse_args(), copy_rate(), []
-    name = torch.cuda.get_device_name()
-    print(f"{name}, copies at {rate / 1e6:.2f} TB/s; us a layer")
+    name, kept = torch.cuda.get_device_name(), getattr(torch, args.state)
+    print(f"{name}, copies at {rate / 1e6:.2f} TB/s; us a layer; states in {args.state}", flush=True)
     tiles = [(block, warps) for block in (16, 32, 64) for warps in (1, 2, 4, 8)] if args.tiles else [None]
     for num, tile in itertools.product(args.rows, tiles):
         own = delta.tile if tile is None else lambda dim, width, t=tile: (triton.next_power_of_2(dim), *t)
         with mock.patch.object(delta, "tile", own):
-            took, floor = decode(num)(), decode_bytes(num) / rate
+            took, floor = decode(num, kept)(), decode_bytes(num, kept.itemsize) / rate
         what = f"values, warps {tile or 'as set'}"
         print(f"decode, {num} rows, {what}: {took:.2f}, floor {floor:.2f} ({floor / took:.2f})", flush=True)
         found.append({"rows": num, "tile": tile, "us": took, "floor_us": floor})
-    tiles = [(*one, stages) for one in ((16, 4), (32, 4), (64, 4)) for stages in (1, 2, 3)] if args.tiles else [None]
+    shapes = ((16, 2), (16, 4), (32, 4), (32, 8), (64, 8))
+    tiles = [(*one, stages) for one in shapes for stages in (2, 3)] if args.tiles else [None]
     for requests, tile in itertools.product(args.requests, tiles):
         own = delta_pieces.tile if tile is None else lambda width, t=tile: t
         with mock.patch.object(delta_pieces, "tile", own):

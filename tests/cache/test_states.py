@@ -96,15 +96,22 @@ def test_a_copy_that_is_scrubbed_is_zeros(cache: KVCache) -> None:
 )
 def test_where_copies_stand(start: int, end: int, known: int, branch: int, want: list[int], spare: list[int]) -> None:
     """At multiples of a page and of what is folded at once: where a prompt ends, and where it parted; then others."""
-    grid = StateGrid((FULL, Recurrent(8)), 12)
+    grid = StateGrid((FULL, Recurrent(8, in_place=True)), 12)
     assert grid.grid == 24
     found = grid.places(start, end, known, branch)
     assert found == [(at, False) for at in want] + [(at, True) for at in spare]
 
 
+def test_copies_that_cost_time_are_few() -> None:
+    """Where a layer folds in pieces that end at copies, spare ones are taken at the ends of chunks alone."""
+    grid = StateGrid((FULL, Recurrent(8, in_place=True), Recurrent(8)), 12)
+    assert grid.places(0, 150, 150, 50) == [(144, False), (48, False)]
+    assert grid.places(0, 72, 150, 0) == [(72, True)]
+
+
 def test_a_step_takes_no_more_copies_than_graphs_have_places_for() -> None:
     """However long the chunk is."""
-    grid = StateGrid((FULL, Recurrent(1)), 1)
+    grid = StateGrid((FULL, Recurrent(1, in_place=True)), 1)
     assert len(grid.places(0, 99_999, 100_000, 50_000)) == MAX_SAVES - 1
     assert len(grid.places(0, 100_000, 100_000, 50_000)) == MAX_SAVES
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail.contracts.attention import ForwardBatch
-from dovetail.contracts.cache import CacheTensor
+from dovetail.contracts.cache import CacheTensor, Recurrent
 from dovetail.engine.core import EngineCore
 from dovetail.engine.request import EngineRequest
 from dovetail.messages import Finish, SamplerParams, Submit
@@ -275,5 +275,7 @@ def test_the_plan_counts_what_folding_takes(folder: Path) -> None:
     numbers = sum(math.prod(tensor.shape) for tensor in next(spec.state for spec in config.layers if spec.state))
     assert fold_bytes(config, 4, 64, 7) == 64 * STATE_COPIES * 4 * numbers
     heads = (CacheTensor("state", (6, 8, 8), "float32"), CacheTensor("conv", (4, 96)))
-    specs = [replace(spec, state=heads, in_place=True) if spec.state else spec for spec in config.layers]
+    specs = [
+        replace(spec, state=heads, reach=Recurrent(64, in_place=True)) if spec.state else spec for spec in config.layers
+    ]
     assert fold_bytes(replace(config, layers=tuple(specs)), 4, 64, 7) == 7 * 2 * PIECE_BYTES * 6

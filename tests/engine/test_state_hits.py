@@ -30,7 +30,9 @@ class Cache:
 
     def __init__(self, num_copies: int, num_pages: int = 40_000, chunk: int = CHUNK) -> None:
         pages = [num_pages, num_copies]
-        self.books = KVCacheManager(DeviceRows(4), page_size=PAGE, num_pages=pages, reaches=[FULL, Recurrent(GRID)])
+        self.books = KVCacheManager(
+            DeviceRows(4), page_size=PAGE, num_pages=pages, reaches=[FULL, Recurrent(GRID, in_place=True)]
+        )
         self.num_found = self.num_possible = self.number = 0
         self.chunk, self._seen = chunk, set[Ids]()
 

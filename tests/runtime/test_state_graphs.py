@@ -129,5 +129,5 @@ def test_padding_changes_no_state(make: Callable[..., EngineCore]) -> None:
 def test_what_copies_where_the_host_says_is_not_recorded() -> None:
     """A layer that calls `recur` and says that it is `in_place`: a graph would take no copies."""
     batch: Any = SimpleNamespace(states=object(), num_decode=0, saves=(), save_table=torch.full((3, 4), -1))
-    with pytest.raises(DovetailError, match="layer 7 is `in_place` by its spec"):
+    with pytest.raises(DovetailError, match="layer 7 is `in_place` by its reach"):
         recur(7, torch.ones(2, 3), batch, lambda inputs, state: (inputs, state))

@@ -61,10 +61,12 @@ class Chunk:
 class Recurrent:
     """All before a token is folded into tensors of a fixed size, one set for each request.
 
-    `interval` is the number of tokens that are folded in at once: copies of a state stand at its multiples only.
+    `interval` is the number of tokens that are folded in at once: copies of a state stand at its multiples only. Layers
+    that are a `Mixer` are `in_place`: they read and write states where these stand, and copies cost no time.
     """
 
     interval: int = 1
+    in_place: bool = False
 
     def grid(self, page_size: int) -> int:
         """Return at multiples of how many tokens a copy may stand: a prefix that is shared ends with a page."""

@@ -81,7 +81,6 @@ class LayerSpec:
             in tensors `k_scale`, `v_scale`, `latent_scale`; see `dovetail.sdk.cache`. None: the model's dtype.
         cache_layer: The layer before it whose keys and values it reads; it writes none of its own.
         state: What it keeps of each request, where its reach is `Recurrent`; it has no heads then.
-        in_place: It is a `Mixer`: its states are read and written where they stand, and copied where the device says.
     """
 
     index: int
@@ -99,7 +98,6 @@ class LayerSpec:
     cache_layer: int | None = None
     state: tuple[CacheTensor, ...] = ()
     cache_dtype: ScaledDtype | None = None
-    in_place: bool = False
 
     def __post_init__(self) -> None:
         """Check that what it says of its cache fits together.

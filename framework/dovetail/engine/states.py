@@ -48,6 +48,7 @@ class StateGrid:
         self.groups = tuple(own)
         self.interval = lcm(*(reach.interval for reach in own.values()))
         self.grid = lcm(page_size, self.interval)
+        self._back = BACK if all(reach.in_place for reach in own.values()) else ()
 
     def aligned(self, start: int, num: int, most: int) -> int:
         """Return how many of `num` tokens a chunk takes that does not end its prompt.
@@ -66,6 +67,6 @@ class StateGrid:
         before it (`branch`), for whoever begins like them; before its end; and at the end of the chunk.
         """
         last, parted = ((num // self.grid) * self.grid for num in (num_known - 1, branch))
-        spare = [last - steps * self.grid for steps in BACK] + ([end] if end % self.grid == 0 else [])
+        spare = [last - steps * self.grid for steps in self._back] + ([end] if end % self.grid == 0 else [])
         each = dict.fromkeys([last, parted, *spare])
         return [StatePlace(at, at not in (last, parted)) for at in each if start < at <= end]

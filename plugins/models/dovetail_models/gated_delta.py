@@ -91,9 +91,8 @@ class DeltaShape(NamedTuple):
         state = CacheTensor("state", shape, "float32", shard=0, dtypes=("bfloat16", "float16"))
         return LayerSpec(
             index=index,
-            reach=Recurrent(PIECE),
+            reach=Recurrent(PIECE, in_place=True),
             state=(CacheTensor("conv", (self.taps, self.channels), shard=1), state),
-            in_place=True,
         )
 
     def numel(self, hidden: int) -> int:

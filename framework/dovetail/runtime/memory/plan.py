@@ -242,10 +242,14 @@ def activation_bytes(config: ModelConfig, item_bytes: int, tokens: int) -> int:
 
 def fold_bytes(config: ModelConfig, item_bytes: int, rows: int, prompts: int) -> int:
     """Estimate what a recurrent layer needs beside its states, for rows that decode and prompts: see the top."""
-    gathered = (spec.state for spec in config.layers if not spec.in_place)
+    gathered = (spec.state for spec in config.layers if not _is_in_place(spec))
     largest = max((_state_bytes(state, item_bytes) for state in gathered), default=0)
-    heads = max((_num_heads(spec) for spec in config.layers if spec.in_place), default=0)
+    heads = max((_num_heads(spec) for spec in config.layers if _is_in_place(spec)), default=0)
     return max(rows * STATE_COPIES * largest, prompts * 2 * PIECE_BYTES * heads)
+
+
+def _is_in_place(spec: LayerSpec) -> bool:
+    return isinstance(spec.reach, Recurrent) and spec.reach.in_place
 
 
 def _num_heads(spec: LayerSpec) -> int:
@@ -255,7 +259,7 @@ def _num_heads(spec: LayerSpec) -> int:
 def _token_fold_bytes(spec: LayerSpec, item_bytes: int) -> int:
     """What a recurrent layer holds of a token, with a state `[Hs, K, V]`; see the top of this file."""
     shapes = [tensor.shape for tensor in spec.state if len(tensor.shape) == 3]
-    if not spec.in_place:
+    if not _is_in_place(spec):
         return 4 * FOLD_COPIES * sum(heads * (keys + values) for heads, keys, values in shapes)
     channels = sum(tensor.shape[-1] for tensor in spec.state if len(tensor.shape) == 2)
     wide = 2 * channels + 3 * sum(heads * values for heads, _, values in shapes)

@@ -8,6 +8,7 @@ import torch
 
 from dovetail.cache.pool import KVCache, StateCache
 from dovetail.contracts.attention import AttentionBackend
+from dovetail.contracts.cache import Recurrent
 from dovetail.runtime.attention.grouped import make_attention
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.devices import device_of
@@ -116,8 +117,9 @@ def _graphs(
     decode = DecodeGraphs(
         loaded.model, *parts, pool.page_size, settings.max_running_requests, memory, tables, loaded.step
     )
-    # Without a `Mixer` a chunk's states are copied at places that the host names: that cannot be recorded.
-    is_mixed = attention.caps.graph == "mixed" and all(spec.in_place for spec in checked.config.layers if spec.state)
+    # `recur` copies a chunk's states at places that the host names: that cannot be recorded.
+    recurrent = (spec.reach for spec in checked.config.layers if isinstance(spec.reach, Recurrent))
+    is_mixed = attention.caps.graph == "mixed" and all(reach.in_place for reach in recurrent)
     prefill = PrefillGraphs(loaded.model, *parts, sizes, memory, loaded.step) if is_mixed else None
     with torch.inference_mode():
         max_tokens = max(decode.max_batch, 0 if prefill is None else prefill.max_tokens)

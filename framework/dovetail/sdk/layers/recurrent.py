@@ -40,7 +40,7 @@ def recur(index: int, inputs: Tensor, batch: ForwardBatch, fold: Fold) -> Tensor
     if batch.states is None:
         raise DovetailError(f"layer {index} folds tokens into a state, and no layer's spec declares one")
     if batch.save_table is not None and not batch.saves:
-        raise DovetailError(f"layer {index} is `in_place` by its spec, and `recur` cannot be recorded in a graph")
+        raise DovetailError(f"layer {index} is `in_place` by its reach, and `recur` cannot be recorded in a graph")
     store, num = batch.states, batch.num_decode
     rows = store.rows(index)
     outputs = []
