@@ -60,6 +60,30 @@ def test_the_floor_of_experts_is_what_tokens_choose(tmp_path: Path) -> None:
     assert "quantization_config" in str(facts_of(tmp_path))
 
 
+def test_states_are_read_and_written_by_every_stream(tmp_path: Path) -> None:
+    """Of Qwen3.5: the layers that attend cache tokens, the others keep a state of each stream."""
+    shape = {
+        "architectures": ["Qwen3_5ForCausalLM"], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 100, "dtype": "bfloat16",
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4, "max_position_embeddings": 512, "tie_word_embeddings": False,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    facts = facts_of(tmp_path)
+    assert isinstance(facts, ModelFacts)
+    assert facts.kv_bytes_per_token == 2 * 2 * 16 * 2
+    assert facts.state_bytes == 3 * (4 * 8 * 16 * 4 + 4 * (2 * 2 * 8 + 4 * 16) * 2)
+    floor = Roofline(facts=facts, bandwidth=Bandwidth(bytes_per_s=1e9, origin="test"))
+    one, two = floor.step_s(1, 0), floor.step_s(2, 0)
+    assert one is not None
+    assert two is not None
+    assert two - one == pytest.approx(2 * facts.state_bytes / 1e9)
+    assert "MB of states per stream both ways" in floor.describe()
+    assert "float16" in str(facts_of(tmp_path, state_dtype="float16"))
+
+
 def test_no_floor_where_the_server_quantised_a_plain_checkpoint() -> None:
     """Its files tell how many bytes they have, and the server reads fewer; a plain server's floor is known."""
     told = [

@@ -64,7 +64,7 @@ class Row:
 
 def roofline_for(settings: ServeSettings, info: EngineInfo, rate: float | None) -> Roofline:
     """Put the floor of an engine together; measures the bandwidth of its device unless it is given."""
-    facts = facts_of(settings.folder, info.dtype, quantised_by(info.plugins))
+    facts = facts_of(settings.folder, info.dtype, quantised_by(info.plugins), settings.state_dtype)
     if isinstance(facts, str):
         return Roofline(facts=None, bandwidth=None, unknown=facts)
     if rate is not None:

@@ -1,4 +1,4 @@
-"""The least time that a decode step can take: all weights and the streams' KV cache read once from the device's memory.
+"""The least time of a decode step: weights and the streams' KV cache are read once, states read and written once.
 
 What cannot be known is None, with the reason in words: a figure without its floor is better than one beside a guess.
 """
@@ -36,6 +36,7 @@ class ModelFacts:
             start).
         experts: Those of which a token takes some; None: the model has none.
         expert_bytes: Of all experts.
+        state_bytes: Of a stream's recurrent states.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ModelFacts:
     vocab_size: int
     experts: RoutedExperts | None = None
     expert_bytes: int = 0
+    state_bytes: int = 0
 
     def read_bytes(self, streams: float) -> float:
         """Bytes of weights that a step of so many streams reads: experts, if each stream chooses evenly and alone."""
@@ -90,10 +92,11 @@ class Roofline:
         if facts is None or rate is None:
             return f"floor: unknown: {self.unknown}"
         read = facts.read_bytes(1)
-        step = read / rate.bytes_per_s
+        step = (read + 2 * facts.state_bytes) / rate.bytes_per_s
+        states = f", {facts.state_bytes / 1e6:.1f} MB of states per stream both ways" if facts.state_bytes else ""
         return (
             f"floor: {read / 1e9:.3f} GB of weights ({facts.dtype}) and "
-            f"{facts.kv_bytes_per_token / 1e3:,.1f} kB of KV cache per token of context, read at "
+            f"{facts.kv_bytes_per_token / 1e3:,.1f} kB of KV cache per token of context{states}, at "
             f"{rate.bytes_per_s / 1e9:,.0f} GB/s ({rate.origin}): {1000 * step:.3f} ms, {1 / step:,.0f} tok/s for one "
             "stream without context"
         )
@@ -105,6 +108,7 @@ class Roofline:
             "unknown": self.unknown,
             "weight_bytes": facts.read_bytes(1) if facts else None,
             "kv_bytes_per_token": facts.kv_bytes_per_token if facts else None,
+            "state_bytes": facts.state_bytes if facts else None,
             "bandwidth_bytes_per_s": rate.bytes_per_s if rate else None,
             "bandwidth_origin": rate.origin if rate else None,
         }
@@ -119,18 +123,21 @@ class Roofline:
         """
         if self.facts is None or self.bandwidth is None:
             return None
-        own = self.facts.kv_bytes(context) - self.facts.kv_bytes(shared)
+        own = self.facts.kv_bytes(context) - self.facts.kv_bytes(shared) + 2 * self.facts.state_bytes
         read = self.facts.read_bytes(streams) + streams * own + self.facts.kv_bytes(shared)
         return read / self.bandwidth.bytes_per_s
 
 
-def facts_of(folder: Path, dtype: str | None = None, quantised: str | None = None) -> ModelFacts | str:
+def facts_of(
+    folder: Path, dtype: str | None = None, quantised: str | None = None, state_dtype: str = "float32"
+) -> ModelFacts | str:
     """Compute the facts of a model folder, or say why they are not known.
 
     Args:
         folder: With `config.json`; weights are not needed.
         dtype: What the model is served in, if not in the checkpoint's.
         quantised: The quantisation that it is served with, if any: one of a plain checkpoint makes other weights of it.
+        state_dtype: What it keeps recurrent states in.
     """
     try:
         model = ModelFolder(folder)
@@ -152,8 +159,10 @@ def facts_of(folder: Path, dtype: str | None = None, quantised: str | None = Non
     for key in hf:
         if "expert" in key and config.experts is None:
             return f"config.json has {key!r}: how much a step reads of such weights is not known to this version"
-    if any(isinstance(group.reach, Recurrent) for group in config.cache_groups):
-        return f"{config.architecture} has recurrent states: how much a step reads of them is not known to this version"
+    paged = [group for group in config.cache_groups if not isinstance(group.reach, Recurrent)]
+    recurrent = [group for group in config.cache_groups if isinstance(group.reach, Recurrent)]
+    if recurrent and state_dtype != "float32":
+        return f"states are kept in {state_dtype}: how much a step reads of them is not known to this version"
     if numel is None:
         return f"without weights in its folder, the size of {config.architecture} is not known to this version"
     expert_bytes = size * config.experts.num_params if config.experts else 0
@@ -164,10 +173,11 @@ def facts_of(folder: Path, dtype: str | None = None, quantised: str | None = Non
         name=config.architecture,
         dtype=dtype,
         weight_bytes=dense_bytes,
-        caches=tuple((group_token_bytes(group, size), reach_of(group)) for group in config.cache_groups),
+        caches=tuple((group_token_bytes(group, size), reach_of(group)) for group in paged),
         vocab_size=config.vocab_size,
         experts=config.experts,
         expert_bytes=expert_bytes,
+        state_bytes=sum(group_token_bytes(group, size) for group in recurrent),
     )
 
 

@@ -171,7 +171,8 @@ def model_facts(options: ServeOptions, target: BenchTarget) -> ModelFacts | str:
     if folder is None:
         return "the model's config.json is not known; give --model-path DIR"
     quantised = quantised_by(target.engine.get("plugins") or ())
-    return facts_of(folder, target.dtype if target.dtype in ITEM_BYTES else None, quantised)
+    dtype = target.dtype if target.dtype in ITEM_BYTES else None
+    return facts_of(folder, dtype, quantised, target.state_dtype)
 
 
 def material_of(

@@ -33,6 +33,7 @@ class BenchTarget:
         dtype: Of the weights, where the server tells.
         num_devices: That its model is spread over, where the server tells.
         defaults: What it samples by where a request says nothing, as far as it tells.
+        state_dtype: What it keeps recurrent states in.
     """
 
     base_url: str
@@ -47,6 +48,7 @@ class BenchTarget:
     num_devices: int | None = None
     defaults: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
+    state_dtype: str = "float32"
 
 
 def clean_url(base_url: str) -> str:
@@ -94,6 +96,7 @@ async def discover(session: aiohttp.ClientSession, base_url: str, model: str | N
         num_devices=_product(info.get("tensor_parallel_size"), info.get("data_parallel_size")) if is_ours else None,
         defaults=about["preferred_sampling_params"] if isinstance(about.get("preferred_sampling_params"), dict) else {},
         engine=engine or {},
+        state_dtype=str(info.get("state_dtype") or "float32"),
     )
 
 
