@@ -205,3 +205,25 @@ def test_a_reply_has_the_same_bits_in_any_company(kernels: str, folders: dict[st
         worst = max(abs(a - b) for one, (_, own) in zip(found, said, strict=True)
                     for a, b in zip(told(one), own, strict=True))  # fmt: skip
         assert worst <= 2e-6, (way, worst)  # a graph's kernel adds up a softmax otherwise; logits have the same bits
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_states_in_fewer_bits_have_the_same_bits_behind_a_cached_prefix(dtype: str, folders: dict[str, Path]) -> None:
+    """In graphs, some behind cached states, against eager steps that look for none; others than in float32."""
+    prompts, params = prompts_of(8), SamplerParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
+    settings: dict[str, Any] = {
+        "device": "cuda", "dtype": "bfloat16", "batch_invariant": True, "model_impl": "dovetail",
+        "disable_compile_ahead": False, "max_total_tokens": 60000,
+    }  # fmt: skip
+    ways: list[dict[str, Any]] = [
+        {"state_dtype": dtype},
+        {"state_dtype": dtype, "disable_cuda_graph": True, "disable_radix_cache": True},
+        {},
+    ]
+    graphs, eager, wide = (
+        [told(one) for one in generate(folders[DENSE], prompts, params, **settings, **way)] for way in ways
+    )
+    assert (
+        max(abs(a - b) for one, two in zip(graphs, eager, strict=True) for a, b in zip(one, two, strict=True)) <= 2e-6
+    )
+    assert graphs != wide
