@@ -7,6 +7,7 @@ Pairs that are written badly: see `Writer`. What is checked of each is in `Check
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import sys
@@ -40,6 +41,7 @@ from dovetail.text.chat.templates import FOLDER
 from dovetail.text.parsing.stream import NoTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_parsers.derived.derive import derive
+from dovetail_parsers.families.tagged_calls import TaggedCalls
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "parsers"))  # the table of the parsers' own tests
 
@@ -124,6 +126,10 @@ WRAPPERS = re.compile(
 )
 """A recipient, a name that stands in a header once more, the word `function` before a name, an id that is replaced,
 keys beside a call's, and the type of a parameter."""
+HEADERS = re.compile(r"\bto=[^\s<]*|<\|message_model\|>[^<]*<\|content_invoke|call▁begin｜>[^<]*<｜tool▁sep｜>")
+"""Those of them that a prompt may end in, of which the reply holds the rest only."""
+_HALF = re.compile(r"<[^<>]*\Z")
+"""Half a marker at a prompt's end: no parser goes on in it, as a marker that is a token is never cut."""
 WITNESS = "\ue000"
 """Stands in a random text for a word that is found nowhere else."""
 PLAIN = [WITNESS, WITNESS, WITNESS, "\n", "\n\n", " ", "a", "Paris is ", "é", "中文", "🎉", "\ufffd", "<", "</", "<|", "{", "}", "[", "]", "'", '"', "\\", "find", ",", ";", "assistant", " to=functions.find", "analysis", "```", "\x01", "\r\n", "\u2028"]  # fmt: skip
@@ -450,8 +456,10 @@ def wrong(given: Given, text: str, rng: random.Random, chunkings: int) -> Iterat
         whole = whole[: rng.randrange(len(whole) + 1)] if rng.random() < 0.2 else whole
     expected = outcome(given, [whole])
     written = text if given.tokenizer is None else given.tokenizer.decode(whole, skip_special_tokens=False)
-    if missing := lost(written, expected, given.reason):
+    if missing := lost(written, expected, given.reason, given.tail or ""):
         yield f"{missing} is lost in {expected}"
+    if given.reason == "stop" and (odd := no_json(given.spec, expected)):
+        yield f"{odd} are no JSON in {expected}"
     if given.tokenizer is not None and not given.skip_special_tokens and is_spelled_alike(given, written, whole):
         as_text = outcome(replace(given, tokenizer=None), [written])
         if as_text[:3] != expected[:3]:
@@ -480,7 +488,37 @@ def joined(word: str, text: str) -> int:
     return sum(text.count(word[:cut] + "<") for cut in range(1, len(word)))
 
 
-def lost(text: str, found: Any, reason: str) -> list[str]:
+def no_json(spec: FormatSpec, found: Any) -> list[str]:
+    """Return the arguments that are no JSON object, though the parser wrote them: of calls with tags.
+
+    Where the model writes JSON itself, it passes as it is.
+    """
+    tools = spec.tools
+    if (
+        tools is None
+        or spec.machine is not None
+        or not isinstance(tools.body(lambda name, _=None: ToolStart(0, "", name)), TaggedCalls)
+    ):
+        return []
+    return [arguments for _, _, arguments in found[2] if not is_object(arguments)]
+
+
+def is_object(text: str) -> bool:
+    """Whether a text is a JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def wrapping(text: str, tail: str) -> str:
+    """Return what `WRAPPERS` find in a reply, and the header that begins in the prompt's tail and ends in the reply."""
+    begun = _HALF.sub("", tail)
+    headers = [found for found in HEADERS.finditer(begun + text) if found.start() < len(begun) < found.end()]
+    return " ".join([*WRAPPERS.findall(text), *(found[0][len(begun) - found.start() :] for found in headers)])
+
+
+def lost(text: str, found: Any, reason: str, tail: str) -> list[str]:
     """Return the words of a text that stand in no part of the reply, or more often than in the text.
 
     What `WRAPPERS` find is part of a format, as is the name of a call that was cut off.
@@ -488,7 +526,7 @@ def lost(text: str, found: Any, reason: str) -> list[str]:
     reasoning, content, calls, _ = found
     parts = [part for call_id, name, arguments in calls for part in (call_id * (name not in call_id), name, arguments)]
     kept = " ".join([reasoning or "", content or "", *parts])
-    wrapped = " ".join(WRAPPERS.findall(text))
+    wrapped = wrapping(text, tail)
     words = [word for word in dict.fromkeys(re.findall(r"w\d+w", text)) if word not in wrapped]
     missing = [word for word in words if not 0 <= kept.count(word) - text.count(word) <= joined(word, text)]
     return [word for word in missing if reason != "length" or word not in text[-MAX_HEAD:]]

@@ -58,6 +58,12 @@ S3_SECTION, S3_SECTION_END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>
 S3, S3_SEP, S3_END = "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"
 S3_CALL = '<steptml:invoke name="f"><steptml:parameter name="city">x</steptml:parameter>'
 ONE = [("f", {"city": "x"})]
+KEYED = [
+    ("glm45", "<tool_call>f\n", "</tool_call>"),
+    ("iquest-q1", "<iquest_tool_call>f", "</iquest_tool_call>"),
+    ("hy-v3", "<tool_calls><tool_call>f<tool_sep>", "</tool_call></tool_calls>"),
+]
+"""Formats in which a tag of its own opens a value: how a call begins and ends."""
 
 ROWS: list[tuple[str, str, str | None, list[Call]]] = [
     # A marker in a value is part of it.
@@ -220,6 +226,12 @@ ROWS: list[tuple[str, str, str | None, list[Call]]] = [
      [("f", {"city": f"a{M3}<b>x{M3}</b>"})]),
     ("minimax-m3", f'{M3}<tool_call>{M3}<invoke name="f">{M3}<city>x{M3}<days>3{M3}</days>{M3}</invoke>{M3}</tool_call>', None,
      [("f", {"city": "x", "days": 3})]),
+    # A key without a value is no argument: it is shown, and the call stays JSON.
+    *((name, f"{begin}<arg_key>city</arg_key><arg_value>x</arg_value><arg_key>days</arg_key>{end}", "<arg_key>days</arg_key>", ONE)
+      for name, begin, end in KEYED),
+    *((name, f"{begin}<arg_key>days</arg_key>\n<arg_key>city</arg_key><arg_value>x</arg_value>{end}", "<arg_key>days</arg_key>", ONE)
+      for name, begin, end in KEYED),
+    *((name, f"{begin}<arg_key>a b</arg_key>oops{end}", "oops<arg_key>a b</arg_key>", [("f", {})]) for name, begin, end in KEYED),
     # What follows a bare call.
     ("llama3", '{"name": "f" } thanks', " thanks", [("f", {})]),
 ]  # fmt: skip
@@ -238,6 +250,12 @@ CUT: list[tuple[str, str, str | None, list[Call]]] = [
         [("f", '{"input": "{\\"city\\": \\"x"')],
     ),
     ("glm45", "<tool_call>f\n<arg_key>days</arg_key>\n<arg_value>12", None, [("f", '{"days": 12')]),
+    (
+        "glm45",
+        "<tool_call>f<arg_key>city</arg_key><arg_value>x</arg_value><arg_key>days</arg_key>\n",
+        None,
+        [("f", '{"city": "x"')],
+    ),
     ("kimi-k2", f"{K2_SECTION}{K2}oops this is no name", f"{K2_SECTION}{K2}oops this is no name", []),
     ("lfm2", "<|tool_call_start|>[f(city='x', da", None, [("f", '{"city": "x"')]),
     ("lfm2", "<|tool_call_start|>[f(days=1, city='x \\'y\\' z", None, [("f", '{"days": 1, "city": "x \'y\' z')]),
@@ -319,6 +337,27 @@ def test_what_max_tokens_cuts(
 ) -> None:
     """Nothing raw leaks out of a call that was cut before it had a name."""
     check(name, text, content, calls, tokenizer, "length")
+
+
+def sections() -> list[str]:
+    """The formats whose calls stand between two markers of a section."""
+    found = []
+    for entry in entry_points(group="dovetail.tool_parsers.v1"):
+        spec = entry.load()().extend(FormatSpec(), TOOLS)
+        if spec.machine is None and spec.tools is not None and spec.tools.start and spec.tools.end:
+            found.append(entry.name)
+    return sorted(found)
+
+
+@pytest.mark.parametrize("name", sections())
+@pytest.mark.parametrize("blanks", ["", "\n", " " * 600], ids=["empty", "newline", "long"])
+def test_a_closed_section_in_which_nothing_stands_is_nothing(name: str, blanks: str, tokenizer: Tokenizer) -> None:
+    """It holds no text that could be lost, and its markers do not leak; a section with text is content."""
+    tools = made(name, None)._tools  # type: ignore[attr-defined]
+    for inner, shown in ((blanks, None), (f"{blanks}?", f"{tools.start}{blanks}?{tools.end}")):
+        text = f"{tools.start}{inner}{tools.end}"
+        for whole in replies(lambda vocabulary: made(name, vocabulary), text, tokenizer):
+            assert whole[1:] == (shown, [])
 
 
 @pytest.mark.parametrize("name", sorted(CONTENT_FIRST))

@@ -308,7 +308,10 @@ class FormatParser(SectionParser):
         if self._body is not None:
             if not (self._explained or self._in_doubt):
                 self.place.feed(text)
-                self._blank = self._blank + text if self._blank is not None and text.isspace() else None
+                if self._blank is not None and text.isspace():
+                    self._blank.append(text)
+                else:
+                    self._blank = None
             if not self._closer:
                 if events := self._body.feed(text):
                     self._tool_events(events)

@@ -46,7 +46,7 @@ class SectionParser(IncrementalParser):
         self._explained = self._broken = False
         self._noise: list[str] = []
         self._noise_len = 0
-        self._blank: str | None = None
+        self._blank: list[str] | None = None
         """What stands in a section behind its marker, as long as that is only whitespace."""
         self._closer: list[str] = []
         self._in_doubt: tuple[ReplyPhase, Place, list[str] | None, str] | None = None
@@ -127,7 +127,7 @@ class SectionParser(IncrementalParser):
         self._tail, self._lead, self._skip = "", None, ""
         self._explained = self._broken = False
         self._noise_len = 0
-        self._blank = "" if marker else None
+        self._blank = [] if marker else None
         self._body = self._tools.body(self._new_call)
         if marker:
             self.place.feed(marker)
@@ -169,9 +169,15 @@ class SectionParser(IncrementalParser):
         self._lead = self._new_lead()
 
     def _end_noise(self, marker: str, *, is_named: bool) -> None:
-        """Give out a section without a call, with its markers; one in which nothing stands if it `is_named`."""
-        if self._blank is not None and is_named and not (marker or self._broken):
-            self._noise = [self._blank]
+        """Give out a section without a call, with its markers.
+
+        One in which nothing but whitespace stands says nothing if it is closed; if it is not, it counts if it
+        `is_named`.
+        """
+        if self._opening and marker and not "".join(self._noise).strip():
+            self._noise, self._broken = [], False
+        elif self._blank is not None and is_named and not (marker or self._broken):
+            self._noise = ["".join(self._blank)]
         if self._noise:
             self._flush_noise(self._opening)
         if marker and self._broken:
@@ -195,7 +201,7 @@ class SectionParser(IncrementalParser):
     def _hold_noise(self, text: str) -> None:
         self._broken = True
         self._noise.append(text)
-        self._noise_len += len(text)
+        self._noise_len += len(text if self._noise_len else text.lstrip())  # a blank section may be closed yet
         if self._noise_len > MAX_NOISE:
             self._flush_noise(self._opening)
 

@@ -88,7 +88,7 @@ def matchers(tags: Tags) -> dict[str, Matcher]:
         "name": (tags.call[1] if tags.call[0] else tags.key[0],),
         "params": (tags.key[0], tags.call_end),
         "key": (tags.key[1],),
-        "gap": (tags.value_start,),
+        "gap": (tags.value_start, tags.key[0], tags.call_end),
         "value": (tags.value_end, tags.call_end, tags.key[0]),
     }
     return {at: matcher(spellings(tags, texts)) for at, texts in places.items()}

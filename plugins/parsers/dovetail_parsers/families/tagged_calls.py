@@ -149,7 +149,7 @@ class TaggedCalls(MarkedCalls):
                     self._give_key(self._wrapper)
                 self._args(cut_text(self._cut_value(), self._types))
             elif self._at in ("key", "gap") and (raw := "".join(self._head)) and (complete or not is_half_a_head(raw)):
-                self._out.append(Malformed("tool_call", self._tags.key[0] + raw))
+                self._give_lone_key()
             self._end_call(complete=complete)
         return [*events, *self._take_out()]
 
@@ -224,20 +224,24 @@ class TaggedCalls(MarkedCalls):
         elif self._at == "name":
             self._start(tags.read_name("".join(self._head)))
             return start if self._call is not None and not tags.call[0] else end
-        elif self._at == "key":
-            self._at = "gap" if tags.value_start else "value"
+        elif (self._at == "key" and not tags.value_start) or (self._at == "gap" and tag == tags.value_start):
             self._begin_value()
-        elif self._at == "gap":
-            self._at = "value"
+        elif self._at == "key":
+            self._at = "gap"
+        elif self._at == "gap" and self._is_held:
+            self._break()
         elif self._at == "value" and self._quotes is not None and self._quotes.is_open:
             self._quotes.note(len(self._newline))
             self._value_text(mark)
         elif self._at == "value":
             self._at, self._closer = "confirm", mark
-        elif tag == tags.key[0]:
-            self._begin_head("key")
         else:
-            self._end_call(complete=True)
+            if self._at == "gap":
+                self._give_lone_key()
+            if tag == tags.key[0]:
+                self._begin_head("key")
+            else:
+                self._end_call(complete=True)
         return end
 
     def _begin_head(self, at: At) -> None:
@@ -258,7 +262,13 @@ class TaggedCalls(MarkedCalls):
         self._num_keys = 0
         self._at = "params"
 
+    def _give_lone_key(self) -> None:
+        """Give out a key without a value, or the beginning of one: it is no argument."""
+        first, last = self._tags.key
+        self._out.append(Malformed("tool_call", first + "".join(self._head) + last * (self._at == "gap")))
+
     def _begin_value(self) -> None:
+        self._at = "value"
         key, is_string = self._tags.read_key("".join(self._head))
         self._left.discard(key)
         known = properties_of(self._schema)
