@@ -43,9 +43,9 @@ from dovetail_grammar.llguidance_cost import is_cheap
 from dovetail_grammar.llguidance_errors import first_line, worded
 from dovetail_grammar.llguidance_schema import SchemaWalk, prepare_schema, spacing
 from dovetail_grammar.llguidance_source import to_llguidance
-from dovetail_grammar.llguidance_tokenizer import import_library, make_tokenizer
+from dovetail_grammar.llguidance_tokenizer import make_tokenizer
 from dovetail_grammar.matching import EndingMatcher, Ends
-from dovetail_grammar.schema_backend import SchemaBackend, inner_matchers, narrow
+from dovetail_grammar.schema_backend import SchemaBackend, import_library, inner_matchers, narrow
 from dovetail_grammar.structural_lost import lost_in
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class LlguidanceBackend(SchemaBackend):
         self._executor: Any = None
         self._kept: KeptMasks | None = None
         self._texts: CallTexts | None = None
-        self._library = import_library()
+        self._library = import_library("llguidance", "llguidance")
 
     def library_supports(self, spec: GrammarSpec) -> Support:
         """Walk JSON Schemas for what the library does not implement; other kinds it reads in full."""

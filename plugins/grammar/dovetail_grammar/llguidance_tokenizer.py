@@ -76,16 +76,3 @@ def make_tokenizer(library: Any, vocabulary: Vocabulary) -> Any:
     return library.LLTokenizer(
         wrapped, n_vocab=vocabulary.size, eos_token=sorted(vocabulary.eos_ids), slices=list(SLICES)
     )
-
-
-def import_library() -> Any:
-    """Import llguidance.
-
-    Raises:
-        PluginError: It is not installed.
-    """
-    try:
-        import llguidance
-    except ImportError as error:
-        raise PluginError(f"grammar backend 'llguidance': {error}; run: pip install llguidance") from None
-    return llguidance

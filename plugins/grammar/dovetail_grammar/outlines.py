@@ -17,7 +17,7 @@ import re
 import threading
 from typing import Any
 
-from dovetail.contracts.errors import PluginError, RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import (
     CompiledGrammar,
     GrammarLimits,
@@ -31,7 +31,7 @@ from dovetail.sdk.schemas import schema
 from dovetail_grammar.choices import read_choices
 from dovetail_grammar.matching import EndingMatcher, Ends
 from dovetail_grammar.patterns import has_inner_anchors, is_unreadable, strip_anchors
-from dovetail_grammar.schema_backend import SchemaBackend
+from dovetail_grammar.schema_backend import SchemaBackend, import_library
 from dovetail_grammar.schema_subset import Subset
 
 WHITESPACE = r"[ \n]{0,%d}"
@@ -59,7 +59,7 @@ class OutlinesBackend(SchemaBackend):
         """Keep the vocabulary; outlines_core's own form of it is made at first use."""
         super().__init__(vocabulary)
         self._lock = threading.Lock()
-        self._library = import_library()
+        self._library = import_library("outlines", "outlines_core", "outlines_core.json_schema")
         self._shared_vocabulary: Any = None
         self._ends: Ends | None = None
 
@@ -202,20 +202,6 @@ class OutlinesMatcher(EndingMatcher):
             self._guide = self._make_guide()
             for token_id in self._taken:
                 self._guide.advance(token_id, False)
-
-
-def import_library() -> Any:
-    """Import outlines_core.
-
-    Raises:
-        PluginError: It is not installed.
-    """
-    try:
-        import outlines_core
-        import outlines_core.json_schema
-    except ImportError as error:
-        raise PluginError(f"grammar backend 'outlines': {error}; run: pip install outlines_core") from None
-    return outlines_core
 
 
 def _is_open(source: str) -> bool:

@@ -11,8 +11,10 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
+from dovetail.contracts.errors import PluginError
 from dovetail.contracts.grammar import (
     CompiledGrammar,
     GrammarBackend,
@@ -113,6 +115,19 @@ class SchemaBackend(GrammarBackend):
 
     def _watched(self, grammar: CompiledGrammar, watched: str) -> CompiledGrammar:
         return UniqueGrammar(grammar, json.loads(watched), self._token_texts) if watched else grammar
+
+
+def import_library(backend: str, *modules: str) -> Any:
+    """Import the modules of a backend's library and return the first.
+
+    Raises:
+        PluginError: It is not installed.
+    """
+    try:
+        first, *_ = [import_module(name) for name in modules]
+    except ImportError as error:
+        raise PluginError(f"grammar backend {backend!r}: {error}; run: pip install {modules[0]}") from None
+    return first
 
 
 def inner_matchers(matchers: Sequence[GrammarMatcher]) -> list[GrammarMatcher]:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dovetail.contracts.errors import PluginError, RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import (
     CompiledGrammar,
     GrammarLimits,
@@ -27,7 +27,7 @@ from dovetail.contracts.grammar import (
 )
 from dovetail_grammar.choices import read_choices
 from dovetail_grammar.patterns import has_inner_anchors, has_unknown_escapes, is_unreadable, strip_anchors
-from dovetail_grammar.schema_backend import SchemaBackend
+from dovetail_grammar.schema_backend import SchemaBackend, import_library
 from dovetail_grammar.schema_subset import Subset
 
 if TYPE_CHECKING:
@@ -111,12 +111,12 @@ class XgrammarBackend(SchemaBackend):
     @classmethod
     def preload(cls) -> None:
         """Import the library, which takes a second."""
-        import_library()
+        import_library("xgrammar", "xgrammar")
 
     def _shared(self) -> tuple[Any, Any]:
         with self._lock:
             if self._library is None:
-                self._library = import_library()
+                self._library = import_library("xgrammar", "xgrammar")
                 v = self._vocabulary
                 tokens = [b"" if i in v.special_ids else token for i, token in enumerate(v.tokens)]
                 tokens += [b""] * (v.size - len(tokens))  # an end behind the last token would be forgotten
@@ -201,19 +201,6 @@ class XgrammarMatcher:
     def fork(self) -> XgrammarMatcher:
         """Copy."""
         return XgrammarMatcher(self._inner.fork(), self._tail)
-
-
-def import_library() -> Any:
-    """Import xgrammar.
-
-    Raises:
-        PluginError: It is not installed.
-    """
-    try:
-        import xgrammar
-    except ImportError as error:
-        raise PluginError(f"grammar backend 'xgrammar': {error}; run: pip install xgrammar") from None
-    return xgrammar
 
 
 def _compile(library: Any, compiler: Any, spec: GrammarSpec) -> Any:
