@@ -85,7 +85,7 @@ class Told:
 
         monkeypatch.setattr(MeasuredLayers, "seconds", noted)
         monkeypatch.setattr(MeasuredLayers, "runner", made)
-        monkeypatch.setattr(MeasuredLayers, "apart", lambda *args: 0.0)
+        monkeypatch.setattr(MeasuredLayers, "distance", lambda *args: 0.0)
 
     def __call__(self, run: Callable[[], None], is_captured: bool) -> float:
         name, at = self._now[-1]

@@ -140,7 +140,7 @@ def test_output_that_its_grammar_does_not_allow_ends_the_request(core: EngineCor
 def test_a_client_hears_who_takes_part_before_the_step(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests are announced once, before the first step that they are part of, those with grammars on arrival."""
     order: list[Any] = []
-    monkeypatch.setattr(core, "tell", lambda message: order.append(message))
+    monkeypatch.setattr(core, "send", lambda message: order.append(message))
     launch = core.executor.stepper.launch
 
     def noted(plan: Any) -> Any:
