@@ -233,8 +233,8 @@ def kernels_of(plan: PluginPlan, facts: ModelConfig) -> dict[str, str]:
         dims = {letter: widths[letter] for letter in row.dims} | ({"F": 1} if op == "rotations" else {})
         ask = make_ask(op, view, facts.dtype, dims, {name: options[name] for name in row.options})
         claims = [each for each, one in sets if view.kind in one.devices and isinstance(one.serves(ask), Claim)]
-        rivals = [each.name for each in claims if not each.requested]
-        served[op] = OR.join(rivals) if len(rivals) == len(claims) > 1 else claims[0].name if claims else "plain"
+        conflicts = [each.name for each in claims if not each.requested]
+        served[op] = OR.join(conflicts) if len(conflicts) == len(claims) > 1 else claims[0].name if claims else "plain"
     return served
 
 

@@ -205,21 +205,21 @@ class KernelBinder:
         is not taken to `others`.
         """
         in_order = list(claims)
-        rivals = [name for name in in_order if not claims[name][0].is_named]
-        if not overlap([claims[name][1].rows for name in rivals]):
+        conflicts = [name for name in in_order if not claims[name][0].is_named]
+        if not overlap([claims[name][1].rows for name in conflicts]):
             return [(*ask.rows, in_order)], ""
         if self._decided is not None:
             return self._as_decided(ask, in_order)
-        least = claims[rivals[0]][1].capturable
+        least = claims[conflicts[0]][1].capturable
         if ask.captured and least:
-            late = [name for name in rivals if not claims[name][1].capturable]
+            late = [name for name in conflicts if not claims[name][1].capturable]
             others += [(name, "comes after one that a graph can record, which it cannot") for name in late]
-            rivals = [name for name in rivals if name not in late]
-        kernels |= {name: self._make(claims[name][0], ask) for name in rivals}
-        contenders = [Contender(*claims[name][0][:3], claims[name][1], kernels[name]) for name in rivals]
-        found = contest(ask, contenders, self._trials()) if self._trials is not None and len(rivals) > 1 else None
+            conflicts = [name for name in conflicts if name not in late]
+        kernels |= {name: self._make(claims[name][0], ask) for name in conflicts}
+        contenders = [Contender(*claims[name][0][:3], claims[name][1], kernels[name]) for name in conflicts]
+        found = contest(ask, contenders, self._trials()) if self._trials is not None and len(conflicts) > 1 else None
         if found is None:
-            self._refuse_conflicts(ask, rivals, {name: claims[name][1] for name in rivals})
+            self._refuse_conflicts(ask, conflicts, {name: claims[name][1] for name in conflicts})
             return [(*ask.rows, [name for name in in_order if name not in dict(others)])], ""
         others += found.figures.failed.items()
         left = [name for name in in_order if name not in dict(others)]
@@ -253,10 +253,10 @@ class KernelBinder:
         ]
         return bands, use.measured
 
-    def _refuse_conflicts(self, ask: Ask, rivals: Sequence[str], claims: Mapping[str, Claim]) -> None:
+    def _refuse_conflicts(self, ask: Ask, conflicts: Sequence[str], claims: Mapping[str, Claim]) -> None:
         """Refuse sets of which only the user can say which goes first."""
-        for at, name in enumerate(rivals[1:], 1):
-            before = [(each, claims[each]) for each in rivals[:at]]
+        for at, name in enumerate(conflicts[1:], 1):
+            before = [(each, claims[each]) for each in conflicts[:at]]
             if not assigned(claims[name].rows, before)[1]:
                 names = ", ".join(each for each, _ in before)
                 raise PluginError(

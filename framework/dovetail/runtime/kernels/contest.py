@@ -167,8 +167,8 @@ def _measure(ask: Ask, contenders: Sequence[Contender], trials: Trials, rows: Se
             try:
                 found = _results(ask, each, operands)
                 usual = found if usual is None else usual
-                if not (apart := _apart(found, usual)) <= ALIKE:
-                    figures.failed[each.name] = f"its result of {num} rows differs from the default's by {apart:.2g}"
+                if not (distance := _distance(found, usual)) <= ALIKE:
+                    figures.failed[each.name] = f"its result of {num} rows differs from the default's by {distance:.2g}"
                     left.remove(each)
                     continue
                 times[each.name].append(_seconds(ask, each, operands, num, trials, contenders))
@@ -211,7 +211,7 @@ def _results(ask: Ask, contender: Contender, operands: Sequence[Any]) -> list[Te
     return [one for one in (*results, *changed) if isinstance(one, Tensor)]
 
 
-def _apart(found: Sequence[Tensor], usual: Sequence[Tensor]) -> float:
+def _distance(found: Sequence[Tensor], usual: Sequence[Tensor]) -> float:
     """Return how far results are apart, as a part of the default's; infinity where integers or shapes differ."""
     most = 0.0
     for mine, wanted in zip(found, usual, strict=True):
