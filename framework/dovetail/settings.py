@@ -285,8 +285,8 @@ class EngineSettings(BaseModel):
     speculator: Annotated[str | None, BeforeValidator(none_word)] = Field(
         None,
         description="Speculative decoding plugin. It drafts tokens, and the model verifies several per step; the "
-        "output is unchanged. `ngram` repeats what followed the same tokens before. Disables overlap "
-        "scheduling. Default: none.",
+        "output is unchanged. `ngram` repeats what followed the same tokens before. On a GPU, drafts are verified "
+        "only while that makes requests faster. Default: none.",
         json_schema_extra=flag(),
     )
     disable_radix_cache: bool = Field(

@@ -187,7 +187,8 @@ def make_captured(
     backends = [PlainAttention] * len(runner.pool.pools)
     runner.attention = make_attention(backends, runner.config, runner.pool, runner.state.page_tables, runner.device)
     executor.stepper._attention = runner.attention
-    add_graphs(executor, sizes=sizes, prefill=prefill, decode=decode)
+    places = settings.max_places if settings.speculator else 0
+    add_graphs(executor, sizes=sizes, prefill=prefill, decode=decode, places=places)
     return EngineCore(settings, plugins, executor, eos_ids=end_ids(TokenizerFiles.read(folder, folder)))
 
 
@@ -198,8 +199,12 @@ def add_graphs(
     max_requests: int | None = None,
     prefill: bool = True,
     decode: bool = True,
+    places: int = 0,
 ) -> FakePool:
-    """Give an executor on CPU captured graphs of both kinds, or of one, before an engine is made over it."""
+    """Give an executor on CPU captured graphs of both kinds, or of one, before an engine is made over it.
+
+    With `places`, those of drafts, too, as many in a step.
+    """
     runner, pool, stepper = executor.runner, FakePool(torch.device("cpu")), executor.stepper
     words, slots = (runner.config.vocab_size + 31) // 32, len(runner.state.params.rows)
     runner.masks = stepper._masks = masks = MaskBuffer(words, pool.device, runner.state.padding_row, KEPT)
@@ -209,7 +214,7 @@ def add_graphs(
     with torch.inference_mode():
         kernels = triton_step(batch_invariant=runner.state.params.batch_invariant)
         decodes = DecodeGraphs(*parts, runner.pool.page_size, num, pool, SampleTables(masks, counts), kernels)
-        prefills = PrefillGraphs(*parts, sizes, pool, kernels)
+        prefills = PrefillGraphs(*parts, sizes, pool, kernels, places)
         runner.attention.init_graph_state(decodes.max_batch, prefills.max_tokens)
         tasks = [task for task, wanted in ((prefills, prefill), (decodes, decode)) if wanted]
         queue = CaptureQueue(tasks)

@@ -6,8 +6,9 @@ class Echo(Speculator):
         return [list(request.ids[-request.most_drafts :]) for request in requests]
 ```
 
-The class is named in the entry-point group `dovetail.speculators.v1`. The engine calls it on its own thread in every
-step in which somebody decodes, before that step is launched; it runs on the host and needs no tensors.
+The class is named in the entry-point group `dovetail.speculators.v1`. The engine calls it on its own thread; it runs on
+the host and needs no tensors. It is called before a step that is to verify what it guesses, and now and then, so that
+what is said next tells the engine what its guesses are worth.
 
 What it guesses is verified by the step that would compute one token anyway: at every place a token is drawn as without
 drafts, and a draft that is not that token ends what the request gets from the step. So a wrong guess costs time, and
@@ -52,10 +53,11 @@ class Speculator(Configurable, ABC):
     def draft(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[int]]:
         """Return for each request the token ids that may follow, the next one first; nothing where there is no guess.
 
-        The device waits meanwhile, so its time delays every request: for a long request, 0.1 ms is much.
+        The device may wait meanwhile, so its time delays every request: for a long request, 0.1 ms is much.
 
         Args:
-            requests: Those that decode in this step and can use drafts, in any order.
+            requests: Some of those that decode and can use drafts, in any order. Not every token of a request has its
+                call, and a step may verify none of what is returned, or only the first of it.
 
         Returns:
             As many sequences as requests, in their order. Each is used up to its first id that ends its request or is

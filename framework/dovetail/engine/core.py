@@ -9,6 +9,7 @@ import msgspec
 
 from dovetail.contracts.observers import CacheEvent
 from dovetail.engine.device_rows import DeviceRows
+from dovetail.engine.draft_gain import Gain
 from dovetail.engine.first_requests import serve_first
 from dovetail.engine.grammar_manager import make_grammar_manager
 from dovetail.engine.graph_choice import GraphChooser
@@ -23,7 +24,7 @@ from dovetail.engine.replies import Replies, ending
 from dovetail.engine.reply_folds import ReplyFolds
 from dovetail.engine.request import EngineRequest, StepPlan
 from dovetail.engine.scheduler import Scheduler
-from dovetail.engine.speculation import make_speculation
+from dovetail.engine.speculation import Speculation, make_speculation
 from dovetail.engine.stats_log import StatsLog
 from dovetail.engine.step_builder import StepBuilder
 from dovetail.engine.timeline import Timeline
@@ -109,9 +110,9 @@ class EngineCore:
         self._ended: list[TokenDelta] = []
         on_cpu = info.device == "cpu"
         self.scheduler.speculation = speculation = make_speculation(plugins, info.vocab_size)
-        # Drafts need the last token.
-        may_overlap = not settings.disable_overlap_schedule and speculation is None
-        self._overlap = may_overlap and (settings.overlap_on_cpu or not on_cpu)
+        self._overlap = not settings.disable_overlap_schedule and (settings.overlap_on_cpu or not on_cpu)
+        if speculation is not None and (self._overlap or not on_cpu):
+            speculation.gain = Gain(self.graphs.verifying)
         self._in_flight: StepPlan | None = None
         self._is_throttled = False
         if not on_cpu and info.generates:
@@ -187,7 +188,10 @@ class EngineCore:
         self._decide_grammars()
         deltas, self._ended = self._ended, []
         self._is_throttled = False
-        plan, has_read = self.scheduler.schedule(), self._in_flight is not None
+        has_read = self._in_flight is not None
+        if self.scheduler.speculation is not None:
+            deltas += self._read_before_drafts(self.scheduler.speculation)
+        plan = self.scheduler.schedule()
         launched = self._launch(plan) if plan.decode or plan.chunks else None
         deltas += self._read()
         if isinstance(launched, StepError):
@@ -209,6 +213,12 @@ class EngineCore:
         self._report_cache()
         # What is computed for the cache alone has no client, however it ends.
         return StepDeltas(step=self.step_count, deltas=[delta for delta in deltas if delta.handle >= 0])
+
+    def _read_before_drafts(self, speculation: Speculation) -> list[TokenDelta]:
+        """Read the step in flight if the next one is to have drafts, or if it has some: what it brings is open."""
+        is_open = self._in_flight is not None and bool(self._in_flight.drafts)
+        deltas = self._read() if is_open else []
+        return deltas + self._read() if speculation.wants_next(self.scheduler.running) else deltas
 
     def _report_cache(self) -> None:
         """Tell what has come into the prefix cache and gone since the last time, if somebody wants to know."""
@@ -273,6 +283,8 @@ class EngineCore:
         self.recovery.worked(plan)
         self.timeline.read(plan, len(self.scheduler.waiting))
         deltas = self._replies.of(plan, output)
+        if self.scheduler.speculation is not None and self.scheduler.speculation.gain is not None:
+            self.scheduler.speculation.gain.read(plan)
         self.stats_log.finished(plan, len(output.tokens), self.scheduler, self.pages)
         return deltas
 

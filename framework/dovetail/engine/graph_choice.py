@@ -6,12 +6,20 @@ often; until then a larger one stands in, or the step runs without.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from dovetail.engine.prefix_order import PrefixOrder
 from dovetail.engine.request import PromptChunk, StepPlan
-from dovetail.messages.step import DecodeGraph, ExecutorInfo, GraphKey, PrefillGraph, PrepareResult
+from dovetail.messages.step import (
+    MOST_VERIFIED,
+    DecodeGraph,
+    ExecutorInfo,
+    GraphKey,
+    PrefillGraph,
+    PrepareResult,
+)
 
 DECODE_PATIENCE = 40
 """Decode steps without their graph before it is captured under load: about what the capture itself costs."""
@@ -19,6 +27,9 @@ PREFILL_PATIENCE = 8
 """The same for prefills, …"""
 STAND_IN_PATIENCE = 40
 """… and while a larger graph stands in for one, which costs less."""
+
+EAGER = [PrefillGraph(tokens, tokens) for tokens in (16, 64, MOST_VERIFIED)]
+"""Tokens by which steps with drafts are told apart that run without graphs."""
 
 
 class GraphChooser:
@@ -35,6 +46,12 @@ class GraphChooser:
         self._hopeless: set[GraphKey] = set()
         self._missed: dict[GraphKey, int] = {}
         self._prefixes = PrefixOrder(info.prefix_group, info.page_size) if info.prefix_group > 1 else None
+
+    def verifying(self) -> list[PrefillGraph]:
+        """Return the graphs that can verify drafts now, or the sizes of such steps where no prefill is captured."""
+        if not self._prefill:
+            return EAGER
+        return [key for key in self._prefill if key.tokens <= MOST_VERIFIED and key in self._captured]
 
     def prepared(self, outcome: PrepareResult) -> None:
         """Note what was captured."""
@@ -75,13 +92,14 @@ class GraphChooser:
 
     def _prefill_graph(self, chunks: Sequence[PromptChunk]) -> PrefillGraph | None:
         """Return a graph that fits the chunks: of at most 512 tokens, or of twice as many as needed."""
-        if any(c.drafts or c.request.prompt_logprobs is not None or c.request.pool is not None for c in chunks):
+        if any(c.request.prompt_logprobs is not None or c.request.pool is not None for c in chunks):
             return None  # it needs logits or hidden states of several tokens
         tokens = sum(chunk.num_new for chunk in chunks)
+        limit = MOST_VERIFIED if any(chunk.drafts for chunk in chunks) else sys.maxsize
         fitting = [
             key
             for key in self._prefill
-            if key.tokens >= tokens and key.chunks >= len(chunks) and key not in self._hopeless
+            if tokens <= key.tokens <= limit and key.chunks >= len(chunks) and key not in self._hopeless
         ]
         if not fitting:
             return None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 
 from dovetail.cache.node import Node, Pages
+from dovetail.engine.draft_record import DraftRecord
 from dovetail.grammar.matching.constraint import Constraint
 from dovetail.messages import (
     BACKGROUND,
@@ -118,6 +119,7 @@ class EngineRequest:
         grammar: What it wants enforced.
         most_drafts: Drafts that its next step can use at most.
         memo: What a speculator keeps of it.
+        record: What came of its drafts; None: nobody asked.
         owner: Whose it is.
         deadline: When its client stops waiting, as `time.monotonic` counts.
         weight: Its owner's share, relative to those of others.
@@ -165,6 +167,7 @@ class EngineRequest:
     grammar: GrammarRequest | None = None
     most_drafts: int = 0
     memo: object = None
+    record: DraftRecord | None = None
     owner: str = ""
     deadline: float = math.inf
     weight: float = 1.0
@@ -263,7 +266,8 @@ class PromptChunk:
 
     Attributes:
         samples: A token follows them.
-        drafts: What may follow them, and is verified in the same step: `num_new` counts it, too.
+        decodes: They are no prompt's: it continues behind a sampled token, …
+        drafts: … and these may follow, and are verified in the same step: `num_new` counts them, too.
         pools: They are the last, and what was pooled is told.
     """
 
@@ -272,6 +276,7 @@ class PromptChunk:
     num_new: int
     samples: bool
     pools: bool = False
+    decodes: bool = False
     drafts: Sequence[int] = ()
 
 
@@ -285,6 +290,7 @@ class StepPlan:
             the length from which keys and values are written.
         has_graphs: Its graphs are captured.
         began: When it was launched, as `perf_counter` counts.
+        may_draft: It was planned once the step before was read, as it was to have drafts.
     """
 
     decode: list[EngineRequest]
@@ -295,21 +301,22 @@ class StepPlan:
     writes: list[tuple[EngineRequest, Pages, int]] = field(default_factory=list)
     has_graphs: bool = False
     began: float = 0.0
+    may_draft: bool = False
 
     @property
     def num_prefill_tokens(self) -> int:
         """Prompt tokens computed in this step."""
-        return sum(chunk.num_new for chunk in self.chunks if not chunk.drafts)
+        return sum(chunk.num_new for chunk in self.chunks if not chunk.decodes)
 
     @property
     def has_prefill(self) -> bool:
         """Whether any prompt tokens are computed."""
-        return any(not chunk.drafts for chunk in self.chunks)
+        return any(not chunk.decodes for chunk in self.chunks)
 
     @property
     def num_decode(self) -> int:
         """Rows that continue behind a sampled token, with drafts or without."""
-        return len(self.decode) + sum(bool(chunk.drafts) for chunk in self.chunks)
+        return len(self.decode) + sum(chunk.decodes for chunk in self.chunks)
 
     @property
     def sampled(self) -> list[EngineRequest]:

@@ -123,7 +123,7 @@ class Scheduler:
             chunk.request.in_flight += 1
             chunk.request.on_device = chunk.samples and not is_open
             chunk.request.num_sampled += chunk.request.on_device
-            if not chunk.drafts:
+            if not chunk.decodes:
                 self.pages.cache_prefix(chunk.request)
 
     def grammar_ready(self, request: EngineRequest) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dovetail.contracts.speculation import Speculator
+from dovetail.engine.draft_gain import Gain, Shares
+from dovetail.engine.draft_record import DraftRecord
 from dovetail.engine.request import EngineRequest, PromptChunk, StepPlan
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
@@ -24,12 +26,15 @@ KIND = "speculator"
 Propose = Callable[[Sequence[EngineRequest]], Sequence[Sequence[int]]]
 MAX_DRAFTS = 64
 """Most drafts of a request in a step: the state of thinking is taken back this far and farther."""
+MOST_WATCHED = 16
+"""Most requests that a speculator is asked for in a step that verifies nothing."""
 
 
 class Speculation:
     """Gives rows that decode their drafts.
 
     Attributes:
+        gain: Says which steps verify how many drafts; None: each verifies what there is room for, in even shares.
         num_drafted: Drafts that were verified since the start, …
         num_accepted: … and those of them that held.
     """
@@ -37,39 +42,87 @@ class Speculation:
     def __init__(self, propose: Propose, vocab_size: int) -> None:
         """`propose` guesses for several requests at once, at most `most_drafts` tokens each."""
         self._propose, self._vocab_size = propose, vocab_size
+        self.gain: Gain | None = None
         self.num_drafted = 0
         self.num_accepted = 0
+        self._is_next, self._most = True, 0
+
+    def wants_next(self, running: Sequence[EngineRequest]) -> bool:
+        """Decide whether the next step is to have drafts: the one in flight is read before it is planned."""
+        rows = [request for request in running if request.on_device]
+        self._is_next = bool(rows) and (self.gain is None or self.gain.is_promising(rows, self._most - len(rows)))
+        return self._is_next
 
     def extend(self, plan: StepPlan, pages: KVCacheManager, limits: StepLimits) -> None:
         """Let rows of a step that would decode verify drafts instead, as far as tokens, places and pages go."""
+        plan.may_draft, self._most = self._is_next, limits.max_places
+        if not self._is_next:
+            self._watch(plan.decode)
+            return
         room = min(limits.max_places - len(plan.sampled), limits.max_prefill_tokens - plan.num_prefill_tokens)
-        if room <= 0:
+        asked = [request for request in plan.decode if may_have_drafts(request) and self._is_asked(request)]
+        found = self._ask(asked, room, len(plan.decode)) if room > 0 else []
+        if not found:
+            if self.gain is not None:
+                self.gain.disappointed()
             return
-        asked = []
-        for request in plan.decode:
-            if may_have_drafts(request):
-                request.most_drafts = min(MAX_DRAFTS, request.remaining_tokens - 1, room)
-                asked.append(request)
-        if not asked:
-            return
-        found = [(r, self._usable(r, ids)) for r, ids in zip(asked, self._propose(asked), strict=True)]
-        found = [(request, ids) for request, ids in found if ids]
-        # Short ones first, so that what they leave is shared out among the longer ones.
-        found.sort(key=lambda pair: len(pair[1]))
-        for i, (request, ids) in enumerate(found):
-            share = ids[: room // (len(found) - i)]
-            if share and pages.allocate_draft_slots(request, len(share)):
-                room -= len(share)
-                start, num = request.computed_len, request.num_pending + len(share)
-                plan.chunks.append(PromptChunk(request, start, num, samples=True, drafts=share))
+        shares = self._even(found, room) if self.gain is None else self.gain.choose(plan, found, room)
+        for request, ids in shares.drafts:
+            if pages.allocate_draft_slots(request, len(ids)):
+                record_of(request).ids = ()
+                plan.chunks.append(_chunk(request, ids))
         moved = {chunk.request for chunk in plan.chunks if chunk.drafts}
         plan.decode = [request for request in plan.decode if request not in moved]
+        if moved and shares.has_room:
+            plan.chunks += [_chunk(request, ()) for request in plan.decode]
+            plan.decode = []
 
     def verified(self, plan: StepPlan, num: Sequence[int]) -> None:
         """Note how many tokens the rows of a step got, in their order."""
-        for ids, got in zip(plan.drafts, num, strict=False):
+        for request, ids, got in zip(plan.sampled, plan.drafts, num, strict=False):
             self.num_drafted += len(ids)
             self.num_accepted += max(0, got - 1)
+            if ids and got and request.record is not None:
+                request.record.tried(len(ids), got - 1)
+
+    def _is_asked(self, request: EngineRequest) -> bool:
+        """Whether a request is asked for drafts that are to be verified."""
+        return self.gain is None or request.record is None or request.record.is_asked(len(request.ids))
+
+    def _ask(
+        self, requests: Sequence[EngineRequest], most: int, num_rows: int
+    ) -> list[tuple[EngineRequest, list[int]]]:
+        """Return the drafts of those that have any, at most `most` each; `num_rows` decode."""
+        if not requests:
+            return []
+        for request in requests:
+            request.most_drafts = min(MAX_DRAFTS, request.remaining_tokens - 1, most)
+        found = []
+        for request, drafts in zip(requests, self._propose(requests), strict=True):
+            ids = self._usable(request, drafts)
+            if self.gain is not None:
+                record = record_of(request)
+                record.compare(request.ids)
+                record.asked(len(request.ids), ids, num_rows)
+            if ids:
+                found.append((request, ids))
+        return found
+
+    def _watch(self, rows: Sequence[EngineRequest]) -> None:
+        """Learn what drafts of rows would be worth whose step has none."""
+        due = [r for r in rows if r.record is None or r.record.due <= len(r.ids)]
+        due = [r for r in due if r.remaining_tokens > 1 and not r.params.looks_back][:MOST_WATCHED]
+        self._ask(due, MAX_DRAFTS, len(rows))
+
+    def _even(self, found: list[tuple[EngineRequest, list[int]]], room: int) -> Shares:
+        """Share `room` drafts out: short ones first, so that what they leave is for the longer ones."""
+        found.sort(key=lambda pair: len(pair[1]))
+        shares = []
+        for i, (request, ids) in enumerate(found):
+            share = ids[: room // (len(found) - i)]
+            room -= len(share)
+            shares.append((request, share))
+        return Shares([(request, ids) for request, ids in shares if ids])
 
     def _usable(self, request: EngineRequest, ids: Sequence[int]) -> list[int]:
         """Return what of a draft can hold: nothing from an id on that is none, or ends the request."""
@@ -79,6 +132,19 @@ class Speculation:
                 break
             usable.append(int(token))
         return usable
+
+
+def _chunk(request: EngineRequest, ids: Sequence[int]) -> PromptChunk:
+    """A request that decodes, in the form of a prompt's last tokens: its last token, and drafts behind it."""
+    num = request.num_pending + len(ids)
+    return PromptChunk(request, request.computed_len, num, samples=True, decodes=True, drafts=ids)
+
+
+def record_of(request: EngineRequest) -> DraftRecord:
+    """Return a request's record, which it may yet have to get."""
+    if request.record is None:
+        request.record = DraftRecord()
+    return request.record
 
 
 def may_have_drafts(request: EngineRequest) -> bool:

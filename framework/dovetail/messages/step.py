@@ -52,6 +52,8 @@ class PrefillGraph(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 GraphKey = DecodeGraph | PrefillGraph
+MOST_VERIFIED = 512
+"""Tokens of the largest prefill graph that can verify drafts."""
 
 
 class Admit(msgspec.Struct, frozen=True, gc=False):

@@ -15,16 +15,17 @@ import torch
 from torch import Tensor
 
 from dovetail.cache.pool import KVCache
-from dovetail.contracts.attention import AttentionBackend, ForwardBatch, Phase
+from dovetail.contracts.attention import AttentionBackend, Phase
 from dovetail.contracts.model import CausalLM
 from dovetail.messages.step import DecodeGraph, PrefillGraph, StepInput, StepLate, StepOutput, Want
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.penalties import TokenCounts
 from dovetail.runtime.device.row_params import RowFacts
 from dovetail.runtime.device.upload import to_device, upload
-from dovetail.runtime.graphs.batch import prepare, tokens_of
+from dovetail.runtime.graphs.batch import StepTokens, last_tokens, prepare, tokens_of
 from dovetail.runtime.graphs.decode import Decoded, DecodeGraphs
 from dovetail.runtime.graphs.prefill import PrefillGraphs
+from dovetail.runtime.graphs.verify import VerifyGraphs, VerifyPlaces
 from dovetail.runtime.pooling import Pooler
 from dovetail.runtime.progress import LayerProgress
 from dovetail.runtime.sampling.draw_graphs import yield_to_min_tokens
@@ -117,7 +118,7 @@ class Stepper:
                 kept = part.logits if launched.step.prefill_graph is not None else None
                 self._draw_adjusted(part, done, lines, int((mask_of >= 0).sum()), kept)
         if left := [part for part in waiting if part.logits is not None]:
-            part = _without_skipped(left[0] if len(left) == 1 else _join(left), launched, late)
+            part = _without_skipped(left[0] if len(left) == 1 else _join(left, self._state), launched, late)
             launched.parts = [other for other in launched.parts if other.logits is None]
             if part.params:
                 launched.parts.append(part)
@@ -160,7 +161,7 @@ class Stepper:
             part, _ = self._part(step, 0, num, batch.rows[:num])
             part.non_finite = None if non_finite is None else non_finite[:num]
             if step.num_drafts is not None:
-                self._spread(part, step, batch)
+                self._spread(part, step, batch.positions[batch.last_tokens])
             launched.parts.append(part)
             self._later(part, self._model.lm_head(hidden[batch.last_tokens]), step)
         return launched
@@ -183,14 +184,19 @@ class Stepper:
         at = np.arange(first, stop)
         return StepPart(at, at, rows, facts.rows, is_banning), facts
 
-    def _spread(self, part: StepPart, step: StepInput, batch: ForwardBatch) -> None:
-        """Let a part of all rows have a place behind each of their drafts, too."""
-        part.at = step.places
-        part.places = np.arange(len(part.at))
-        index = to_device(torch.from_numpy(part.at), part.rows.device)
-        part.rows, part.params = part.rows[index], [part.params[at] for at in part.at.tolist()]
+    def _spread(self, part: StepPart, step: StepInput, positions: Tensor) -> None:
+        """Let a part of a step's last sampled rows have a place behind each of their drafts, too.
+
+        `positions` `[P]` are those of the tokens before these places.
+        """
+        first, places = int(part.at[0]), step.places
+        part.places = np.flatnonzero(places >= first)
+        part.at = places[part.places]
+        local = part.at - first
+        index = to_device(torch.from_numpy(local), part.rows.device)
+        part.rows, part.params = part.rows[index], [part.params[at] for at in local.tolist()]
         part.non_finite = None if part.non_finite is None else part.non_finite[index]
-        part.positions = batch.positions[batch.last_tokens] + 1 - self._state.params.num_prompt[part.rows]
+        part.positions = positions + 1 - self._state.params.num_prompt[part.rows]
 
     def _sample(self, part: StepPart, step: StepInput, masked: Masked | None = None) -> None:
         if part.logits is not None:
@@ -281,7 +287,7 @@ class Stepper:
         first, stop, end = step.num_decode, step.num_sampled, len(step.rows)
         rows, num = step.rows[first:], stop - first
         tokens = tokens_of(step, self._state, self._page_size, first)
-        self._state.lens[rows] = tokens.lens
+        self._state.lens[rows] = tokens.lens if step.num_drafts is None else tokens.lens - step.num_drafts[first:]
         device_rows, done = graphs.run(tokens, rows, key)
         if stop < end:
             launched.add_tokenless(np.arange(stop, end), done.non_finite[num : end - first])
@@ -289,12 +295,33 @@ class Stepper:
             return
         part, facts = self._part(step, first, stop, device_rows[:num])
         launched.parts.append(part)
+        if step.num_drafts is not None:
+            part.non_finite = done.non_finite[:num]
+            self._verify_replayed(part, facts, step, graphs.verify, tokens)
+            return
         is_greedy = facts.needs_no_adjustment and not facts.is_drawn
         if is_greedy and not part.is_banning and not step.waits[first:stop].any():
             part.choose(Sampled(done.ids[:num], done.non_finite[:num]))
         else:
             part.non_finite = done.non_finite[:num]
             self._later(part, done.logits[:num], step)
+
+    def _verify_replayed(
+        self, part: StepPart, facts: RowFacts, step: StepInput, verify: VerifyGraphs | None, tokens: StepTokens
+    ) -> None:
+        """Draw behind a prefill's graph at all places of a part, in another graph unless its rows ask for more."""
+        if verify is None or verify.hidden is None:
+            raise ValueError("the step has drafts, and its graphs are not made for any")
+        first, device = step.num_decode, part.rows.device
+        if facts.needs_no_adjustment and not part.is_banning and not step.waits[part.at].any():
+            part.places = np.flatnonzero(step.places >= first)
+            part.at, part.non_finite = step.places[part.places], None  # the graph knows
+            part.choose(Sampled(*verify.run(VerifyPlaces.of(step, tokens, first), is_drawn=facts.is_drawn)))
+            return
+        last = last_tokens(step, tokens.starts, first)
+        index, positions = (to_device(torch.from_numpy(ints), device) for ints in (last, tokens.positions[last]))
+        self._spread(part, step, positions)
+        self._later(part, self._model.lm_head(verify.hidden[index]), step)
 
     def _later(self, part: StepPart, logits: Tensor, step: StepInput) -> None:
         """Sample a part: at once, or when its masks are known."""
@@ -342,7 +369,8 @@ def _without_skipped(part: StepPart, launched: InFlightStep, late: StepLate) -> 
     )
 
 
-def _join(parts: list[StepPart]) -> StepPart:
+def _join(parts: list[StepPart], state: DeviceState) -> StepPart:
+    """Put parts together; in a step with drafts, the places of those that have none are looked up."""
     logits = [part.logits for part in parts if part.logits is not None]
     non_finite = None
     if any(part.non_finite is not None for part in parts):
@@ -350,13 +378,17 @@ def _join(parts: list[StepPart]) -> StepPart:
         non_finite = torch.cat(
             [none if part.non_finite is None else part.non_finite for part, none in zip(parts, no, strict=True)]
         )
-    at: npt.NDArray[np.int64] = np.concatenate([part.at for part in parts])
+    positions = None
+    if any(part.positions is not None for part in parts):
+        each = [state.positions(part.rows) if part.positions is None else part.positions for part in parts]
+        positions = torch.cat(each)
     return StepPart(
-        at,
-        at,
+        np.concatenate([part.at for part in parts]),
+        np.concatenate([part.places for part in parts]),
         torch.cat([part.rows for part in parts]),
         [row for part in parts for row in part.params],
         any(part.is_banning for part in parts),
         torch.cat(logits),
         non_finite=non_finite,
+        positions=positions,
     )

@@ -18,10 +18,7 @@ from torch import Tensor
 
 from dovetail.messages.step import StepInput
 from dovetail.runtime.device.upload import to_device
-from dovetail.runtime.graphs.batch import place_in_row
-
-NO_DRAFT = -2
-"""In place of a draft behind a row's last place: nothing that can be drawn."""
+from dovetail.runtime.graphs.batch import drafts_behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +43,7 @@ class Drafts:
         num_drafts = np.zeros(len(step.rows), np.int32) if step.num_drafts is None else step.num_drafts
         at, first = np.unique(rows, return_index=True)
         num = num_drafts[at].astype(np.int64)
-        # Where the ids of each row end: those that decode have none from the host.
-        ends = np.cumsum(np.where(step.start < 0, 0, step.num_new))
-        ordinal = place_in_row(rows)
-        drafted = ordinal < num_drafts[rows]
-        behind = np.full(len(rows), NO_DRAFT, dtype=np.int64)
-        behind[drafted] = step.ids[(ends[rows] - num_drafts[rows] + ordinal)[drafted]]
+        behind = drafts_behind(step, rows)
         places = first[:, None] + np.minimum(np.arange(int(num.max(initial=0)) + 1), num[:, None])
         sent = [torch.from_numpy(array) for array in (behind, places, num)]
         if device is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -18,13 +19,17 @@ from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.speculation import DraftRequest, Speculator
 
 Ids = npt.NDArray[np.int32]
+FIRST = 8
+"""Drafts of a request at first, if it may have so many."""
+NEAR = 8
+"""Places that are compared one by one, before all of them are at once: what repeats has mostly just been said."""
 
 
 @dataclass
 class NgramOptions:
-    """Settings: `--ngram.max-drafts 8`."""
+    """Settings: `--ngram.max-drafts 15`."""
 
-    max_drafts: int = field(default=8, metadata={"help": "Most drafts of a request in a step."})
+    max_drafts: int = field(default=15, metadata={"help": "Most drafts of a request in a step."})
     min_match: int = field(default=2, metadata={"help": "Fewest last tokens that have to have stood there before."})
     max_match: int = field(default=6, metadata={"help": "Most last tokens that are compared; the longest match wins."})
     lookback: int = field(default=32768, metadata={"help": "Tokens of a request that are searched, the last ones."})
@@ -65,7 +70,7 @@ class Ngram(Speculator):
 
     def _draft(self, request: DraftRequest) -> list[int]:
         own, length = self.options, len(request.ids)
-        width = own.max_drafts
+        width = min(FIRST, own.max_drafts)
         if isinstance(request.memo, Last):
             width = self._width(request.memo, request.ids)
         known = np.asarray(request.ids[max(0, length - own.lookback) :], dtype=np.int32)
@@ -91,6 +96,32 @@ def last_match(known: Ids, least: int, most: int) -> int | None:
         The place behind that run, or None where not even `least` tokens stood there.
     """
     ends = np.flatnonzero(known[:-1] == known[-1])
+    if not ends.size:
+        return None
+    tail = known[-most:].tolist()
+    near = _longest_near(known, tail, ends[-NEAR:].tolist())
+    if near[0] < len(tail) and ends.size > NEAR:
+        return _last_of_many(known, ends, least, most)
+    return near[1] if near[0] >= least else None
+
+
+def _longest_near(known: Ids, tail: list[int], ends: list[int]) -> tuple[int, int]:
+    """Compare what stands before each of a few places, the last one first; return the longest match, and behind it."""
+    found = (0, 0)
+    for end in reversed(ends):
+        before = known[max(0, end + 1 - len(tail)) : end + 1].tolist()
+        matched = 1
+        while matched < len(before) and before[-1 - matched] == tail[-1 - matched]:
+            matched += 1
+        if matched > found[0]:
+            found = matched, end + 1
+            if matched == len(tail):
+                break
+    return found
+
+
+def _last_of_many(known: Ids, ends: npt.NDArray[np.intp], least: int, most: int) -> int | None:
+    """As `last_match`, given all places of the last token."""
     matched = 1
     while ends.size and matched < most:
         longer = ends[ends >= matched]
@@ -98,10 +129,10 @@ def last_match(known: Ids, least: int, most: int) -> int | None:
         if not longer.size:
             break
         ends, matched = longer, matched + 1
-    return int(ends[-1]) + 1 if ends.size and matched >= least else None
+    return int(ends[-1]) + 1 if matched >= least else None
 
 
 def continued(known: Ids, place: int, num: int) -> list[int]:
     """Return the `num` tokens that follow from a place on; behind the end, those that were just taken go on."""
-    period = len(known) - place
-    return np.resize(known[place:], num).tolist() if num > period else known[place : place + num].tolist()
+    ids: list[int] = known[place : place + num].tolist()
+    return ids if len(ids) == num else list(islice(cycle(ids), num))

@@ -15,6 +15,8 @@ from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.upload import to_device
 
 Longs = npt.NDArray[np.int64]
+NO_DRAFT = -2
+"""In place of a draft behind a row's last place: nothing that can be drawn."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +84,7 @@ def prepare(step: StepInput, state: DeviceState, attention: AttentionBackend, pa
         seq_lens_cpu=tokens.lens.tolist(),
         q_lens_cpu=step.num_new.tolist(),
         attention=attention,
-        last_tokens=_to(_last_tokens(step, tokens.starts), device),
+        last_tokens=_to(last_tokens(step, tokens.starts), device),
         states=state.states,
         saves=tuple(StateSave(*one) for one in tokens.saves.tolist()),
         save_table=_to(tokens.saves, device) if len(tokens.saves) else None,
@@ -91,12 +93,31 @@ def prepare(step: StepInput, state: DeviceState, attention: AttentionBackend, pa
     return PreparedBatch(_input_ids(step, state, rows[:n]), batch)
 
 
-def _last_tokens(step: StepInput, starts: Longs) -> Longs:
-    """`[P]` the tokens behind which one is drawn: each sampled row's last, and those before it up to its drafts."""
+def last_tokens(step: StepInput, starts: Longs, first: int = 0) -> Longs:
+    """`[P]` the tokens behind which one is drawn: each sampled row's last, and those before it up to its drafts.
+
+    Args:
+        step: The step.
+        starts: First token of each of its rows `first …`; the end of the last.
+        first: See `starts`.
+    """
     rows = step.places
     if step.num_drafts is None:
-        return starts[1 : len(rows) + 1] - 1
-    return starts[rows + 1] - 1 - (step.num_drafts[rows] - place_in_row(rows))
+        return starts[1 : len(rows) - first + 1] - 1
+    rows = rows[rows >= first]
+    return starts[rows - first + 1] - 1 - (step.num_drafts[rows] - place_in_row(rows))
+
+
+def drafts_behind(step: StepInput, rows: Longs) -> Longs:
+    """Return the draft that stands behind each place of these rows of a step, `NO_DRAFT` for none: `[P]`."""
+    num_drafts = np.zeros(len(step.rows), np.int32) if step.num_drafts is None else step.num_drafts
+    # Where the ids of each row end: those that decode have none from the host.
+    ends = np.cumsum(np.where(step.start < 0, 0, step.num_new))
+    ordinal = place_in_row(rows)
+    is_drafted = ordinal < num_drafts[rows]
+    behind: Longs = np.full(len(rows), NO_DRAFT, dtype=np.int64)
+    behind[is_drafted] = step.ids[(ends[rows] - num_drafts[rows] + ordinal)[is_drafted]]
+    return behind
 
 
 def place_in_row(rows: Longs) -> Longs:

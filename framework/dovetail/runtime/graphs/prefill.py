@@ -19,11 +19,12 @@ from tqdm import tqdm
 
 from dovetail.contracts.attention import AttentionBackend, ForwardBatch, Phase
 from dovetail.contracts.model import CausalLM
-from dovetail.messages.step import MAX_SAVES, Ints, PrefillGraph, no_ints
+from dovetail.messages.step import MAX_SAVES, MOST_VERIFIED, Ints, PrefillGraph, no_ints
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.graph_pool import GraphPool, PooledGraph, StepOutputs
 from dovetail.runtime.device.upload import pinned
 from dovetail.runtime.graphs.batch import NO_TOKENS, StepTokens
+from dovetail.runtime.graphs.verify import VerifyGraphs
 from dovetail.runtime.memory.prefill_sizes import FIRST
 from dovetail.runtime.step_kernels import PLAIN_STEP, StepKernels
 
@@ -78,6 +79,7 @@ class PrefillGraphs:
 
     Attributes:
         keys: Those that may be captured, in the order in which `run_next` does.
+        verify: What verifies drafts behind the smaller ones; None where nobody drafts.
     """
 
     def __init__(
@@ -88,13 +90,18 @@ class PrefillGraphs:
         sizes: Sequence[PrefillGraph],
         pool: GraphPool,
         step: StepKernels = PLAIN_STEP,
+        places: int = 0,
     ) -> None:
-        """Nothing is captured yet. The sizes are as `prefill_sizes.sizes` gives them."""
+        """Nothing is captured yet. The sizes are as `prefill_sizes.sizes` gives them.
+
+        Drafts are verified at no more `places` in a step; 0: nobody drafts.
+        """
         self._model, self._attention, self._state = model, attention, state
         self._pool, self._kernels = pool, step
         self.keys = list(sizes)
         self._captured: dict[PrefillGraph, CapturedPrefill] = {}
         self._logits: Tensor | None = None
+        self.verify = VerifyGraphs(model, state, pool, step, places) if places else None
 
     @property
     def max_tokens(self) -> int:
@@ -120,6 +127,8 @@ class PrefillGraphs:
         """See `CaptureTask.rehearse`."""
         for size in self.keys:
             self._step(self._inputs(size), size)
+            if (verify := self._verify(size)) is not None:
+                verify.rehearse(size.tokens)
 
     def run_next(self) -> None:
         """Capture a size that is missing, while the engine has nothing else to do."""
@@ -150,7 +159,12 @@ class PrefillGraphs:
         inputs = self._inputs(size)
         graph = self._pool.capture(lambda: self._step(inputs, size))
         rows = inputs[3 * size.tokens : 3 * size.tokens + size.chunks]
+        if (verify := self._verify(size)) is not None:
+            verify.capture(size.tokens)
         self._captured[size] = CapturedPrefill(graph, inputs, rows)
+
+    def _verify(self, size: PrefillGraph) -> VerifyGraphs | None:
+        return self.verify if size.tokens <= MOST_VERIFIED else None
 
     def _inputs(self, size: PrefillGraph) -> Tensor:
         """What a graph reads, all of it padding."""
@@ -192,6 +206,8 @@ class PrefillGraphs:
             logits, rows, lens, state.next_ids, state.seq_lens, state.padding_row
         )
         self._kernels.check_finite(hidden, starts, non_finite)
+        if (verify := self._verify(size)) is not None:
+            verify.leave(hidden, non_finite)
         return StepOutputs(logits, chosen, non_finite)
 
     def _keep(self, logits: Tensor) -> Tensor:

@@ -120,7 +120,8 @@ def _graphs(
     # `recur` copies a chunk's states at places that the host names: that cannot be recorded.
     recurrent = (spec.reach for spec in checked.config.layers if isinstance(spec.reach, Recurrent))
     is_mixed = attention.caps.graph == "mixed" and all(reach.in_place for reach in recurrent)
-    prefill = PrefillGraphs(loaded.model, *parts, sizes, memory, loaded.step) if is_mixed else None
+    places = settings.max_places if settings.speculator else 0
+    prefill = PrefillGraphs(loaded.model, *parts, sizes, memory, loaded.step, places) if is_mixed else None
     with torch.inference_mode():
         max_tokens = max(decode.max_batch, 0 if prefill is None else prefill.max_tokens)
         attention.init_graph_state(decode.max_batch, max_tokens)
