@@ -101,7 +101,7 @@ def prompt(num: int, requests: int) -> dict[str, Callable[[], float]]:
     read, gate = draw(num, HEADS, WIDTH), z.reshape(num, HEADS, WIDTH)
     return {
         "convolution": lambda: graph_us(
-            [lambda: delta_pieces.conv_qkv(q, k, v, weight, given.pieces.lens, *given.plan(), *rings)]
+            [lambda: delta_pieces.conv_qkv(q, k, v, weight, None, given.pieces.lens, *given.plan(), *rings)]
         ),
         "fold": lambda: graph_us([lambda: delta_pieces.gdn_prefill(x, b, a, *weights, *given.plan(), *states)]),
         "fold by token": lambda: graph_us(

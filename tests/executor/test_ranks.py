@@ -213,6 +213,10 @@ def test_a_layers_cache_is_divided_as_it_says() -> None:
     assert CacheTensor("s", (3, 8), shard=-1).of_rank(4).shape == (3, 2)
     assert CacheTensor("s", (8, 3), shard=0).of_rank(2).shape == (4, 3)
     assert CacheTensor("s", (8, 3)).of_rank(2).shape == (8, 3)
+    several = CacheTensor("s", (4, 24), shard=1, parts=((4, 2), (4, 4), (16, 1)))
+    assert [several.of_rank(n).shape for n in (1, 2, 4, 8)] == [(4, 24), (4, 14), (4, 10), (4, 8)]
+    with pytest.raises(ModelError, match="6 of 's' cannot be divided among 4 ranks"):
+        CacheTensor("s", (10,), shard=0, parts=((4, 1), (6, 2))).of_rank(4)
     odd = replace(spec, extra=(CacheTensor("s", (3, 7), shard=1),))
     with pytest.raises(ModelError, match="layer 0: 7 of 's' cannot be divided among 2 ranks"):
         odd.of_rank(2)

@@ -101,6 +101,9 @@ class CacheTensor:
     `dtype` is the name of one, or None for that in which the model is served. Of a latent row the whole is the key, and
     the first `values` numbers are the value. `shard` is the axis that ranks divide; None: each keeps all.
     `dtypes` are others that a state in float32 may have, if `--state-dtype` names one.
+
+    `parts` are what stands one after the other on that axis, each divided by itself: how many numbers, and how many of
+    them a rank keeps at least. Ranks beyond that keep the same ones.
     """
 
     name: str
@@ -109,6 +112,7 @@ class CacheTensor:
     values: int = 0
     shard: int | None = None
     dtypes: tuple[str, ...] = ()
+    parts: tuple[tuple[int, int], ...] = ()
 
     def of_rank(self, num_ranks: int) -> CacheTensor:
         """Return what one of several ranks keeps.
@@ -118,11 +122,16 @@ class CacheTensor:
         """
         if self.shard is None or num_ranks == 1:
             return self
-        each, left = divmod(self.shape[self.shard], num_ranks)
-        if left:
-            raise ModelError(f"{self.shape[self.shard]} of {self.name!r} cannot be divided among {num_ranks} ranks")
+        parts = [
+            (max(least, num // num_ranks), num, least) for num, least in self.parts or ((self.shape[self.shard], 1),)
+        ]
+        for each, num, least in parts:
+            if each * num_ranks % num or each % least:
+                raise ModelError(f"{num} of {self.name!r} cannot be divided among {num_ranks} ranks")
         at = self.shard % len(self.shape)
-        return replace(self, shape=(*self.shape[:at], each, *self.shape[at + 1 :]))
+        return replace(
+            self, shape=(*self.shape[:at], sum(each for each, _, _ in parts), *self.shape[at + 1 :]), parts=()
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 Importing this module does not import torch. Letters: T rows of a step (tokens), H and F widths, N heads or outputs, K
 inputs, D head dim, R rank, V vocabulary size, S device rows, E experts, I width between of an expert, C experts chosen
 for each token. Where tokens are folded into states: B requests, C pieces of them, M copies of states, G key heads with
-J value heads each, N of these in all, D and W widths of a key and of a value, K taps and P channels of a convolution.
-"kept" is the dtype of states, float32 where `--state-dtype` does not say otherwise.
+J value heads each, N of these in all (of a norm by groups: N groups), D and W widths of a key and of a value, K taps
+and P channels of a convolution. "kept" is the dtype of states, float32 where `--state-dtype` does not say otherwise.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _BY_FORM, _MIXTURE = "dovetail.sdk.layers.ops.by_form", "dovetail.sdk.layers.ops
 _STEP = "dovetail.sdk.step"
 _DRAWS = "dovetail.sdk.draws"
 _ROWS = "floats [F, S], numbers [N, S]"
-_DELTA = "dovetail.sdk.layers.ops.delta"
+_CONV, _DELTA, _SSD = (f"dovetail.sdk.layers.ops.{name}" for name in ("conv", "delta", "ssd"))
 _PIECES = "rows [B], starts [B + 1], pieces [B + 1], table [C, 3], saves [C]"
 
 OPS: Mapping[str, Operation] = {
@@ -261,12 +261,12 @@ OPS: Mapping[str, Operation] = {
         ),
         Operation(
             "conv_qkv",  # silu
-            "q [T, G, D], k [T, G, D], v [T, G, J W], weight [P, K], lens [B], "
+            "q [T, G, D], k [T, G, D], v [T, G, J W], weight [P, K], bias [P] | None, lens [B], "
             f"{_PIECES}, conv [S, K, P], copies [M, K, P] -> [T, P]",
             ("G", "J", "D", "W", "K"),
-            f"{_DELTA}:conv_qkv",
+            f"{_CONV}:conv_qkv",
             changes=frozenset({"conv", "copies"}),
-            invariant_meaning=f"{_DELTA}:conv_qkv_by_token",
+            invariant_meaning=f"{_CONV}:conv_qkv_by_token",
             reads_host=True,
         ),
         Operation(
@@ -294,6 +294,33 @@ OPS: Mapping[str, Operation] = {
             ("N", "W"),
             f"{_DELTA}:gated_rms_norm",
             invariant_meaning=f"{_DELTA}:gated_rms_norm_by_token",
+        ),
+        Operation(
+            "ssd_prefill",
+            "x [T, P], dt [T, G, J], a_log [N] float32, dt_bias [N] float32, skip [N] float32, low, high, "
+            f"{_PIECES}, state [S, N, D, W] kept, copies [M, N, D, W] kept -> [T, N, W]",
+            ("G", "J", "D", "W"),
+            f"{_SSD}:ssd_prefill",
+            changes=frozenset({"state", "copies"}),
+            invariant_meaning=f"{_SSD}:ssd_prefill_by_token",
+            reads_host=True,
+        ),
+        Operation(
+            "ssd_decode",
+            "q [T, G, D], k [T, G, D], v [T, G, J W], dt [T, G, J], rows [T], positions [T], weight [P, K], "
+            "bias [P] | None, a_log [N] float32, dt_bias [N] float32, skip [N] float32, low, high, conv [S, K, P], "
+            "state [S, N, D, W] kept -> [T, N, W]",
+            ("G", "J", "D", "W", "K"),
+            f"{_SSD}:ssd_decode",
+            changes=frozenset({"conv", "state"}),
+        ),
+        Operation(
+            "gated_group_norm",  # silu
+            "x [T, N, W], gate [T, N, W], weight [N, W] | None, eps -> [T, N W]",
+            ("N", "W"),
+            f"{_SSD}:gated_group_norm",
+            options=("norm_first",),
+            invariant_meaning=f"{_SSD}:gated_group_norm_by_token",
         ),
         Operation(
             "sigmoid_gate",

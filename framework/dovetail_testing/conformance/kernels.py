@@ -87,8 +87,8 @@ class KernelSetConformance(Conformance):
             if packed.places(op, "") is not None:
                 continue
             if (shapes := mixers.places(op)) is not None:
-                for dtype, shape in itertools.product(self.dtypes, shapes):
-                    yield self._ask(op, dtype, shape, {}, invariant=invariant)
+                for dtype, shape, named in itertools.product(self.dtypes, shapes, mixers.options(op)):
+                    yield self._ask(op, dtype, shape, named, invariant=invariant)
                 continue
             widths = [(*self.dims.get(letter, ()), *DIMS[letter]) for letter in row.dims]
             options = [OPTIONS[name] for name in row.options if name != "dtype"]

@@ -23,13 +23,16 @@ SHAPES: Sequence[dict[str, int]] = (
     {"G": 2, "J": 1, "D": 128, "W": 128, "K": 4},
 )
 NORMS: Sequence[dict[str, int]] = ({"N": 5, "W": 40}, {"N": 4, "W": 128})
+GROUPS: Sequence[dict[str, int]] = ({"N": 3, "W": 40}, {"N": 1, "W": 8192})
 GATES: Sequence[dict[str, int]] = ({"N": 5, "D": 24}, {"N": 3, "D": 256})
 EPS, PIECE = 1e-6, 64
-BY_REQUEST = frozenset({"conv_qkv", "gdn_prefill"})
+STEPS = 0.002, 0.08
+"""Bounds of a step of Mamba 2: some are beyond them."""
+BY_REQUEST = frozenset({"conv_qkv", "gdn_prefill", "ssd_prefill"})
 """Operations whose tokens depend on those before them of their request, and on nothing else."""
-FOLDS = BY_REQUEST | {"gdn_decode"}
+FOLDS = BY_REQUEST | {"gdn_decode", "ssd_decode"}
 """Those that write states."""
-OF_TOKENS: Sequence[str] = ("q", "k", "v", "x", "b", "a")
+OF_TOKENS: Sequence[str] = ("q", "k", "v", "x", "b", "a", "dt")
 """Operands of such an operation that have a row for each token."""
 CUTS = ((64, 150), (128, 129), (64, 128, 192, 193))
 """Where a request is cut: its last end is its length."""
@@ -38,8 +41,13 @@ CUTS = ((64, 150), (128, 129), (64, 128, 192, 193))
 def places(op: str) -> Sequence[dict[str, int]] | None:
     """Return widths of the places of an operation; None for one that is not such a one."""
     if op in FOLDS:
-        return [shape if op != "gdn_prefill" else _without_taps(shape) for shape in SHAPES]
-    return {"gated_rms_norm": NORMS, "sigmoid_gate": GATES}.get(op)
+        return [shape if not op.endswith("_prefill") else _without_taps(shape) for shape in SHAPES]
+    return {"gated_rms_norm": NORMS, "gated_group_norm": GROUPS, "sigmoid_gate": GATES}.get(op)
+
+
+def options(op: str) -> Sequence[dict[str, bool]]:
+    """Return the options of such an operation that are tried."""
+    return ({"norm_first": False}, {"norm_first": True}) if op == "gated_group_norm" else ({},)
 
 
 def _without_taps(shape: Mapping[str, int]) -> dict[str, int]:
@@ -128,12 +136,19 @@ class MixerOperands:
         if self.ask.op == "gated_rms_norm":
             heads = self.dims["N"], self.dims["W"]
             return [self.by_row(*heads), self.by_row(*heads), self.draw(self.dims["W"]), EPS]
+        if self.ask.op == "gated_group_norm":
+            heads = self.dims["N"], self.dims["W"]
+            weight = self.draw(*heads) if self.rows % 16 else None
+            return [self.by_row(*heads), self.by_row(*heads), weight, EPS]
         if self.ask.op == "sigmoid_gate":
             return [self.by_row(self.dims["N"], self.dims["D"]) for _ in range(2)]
         if self.ask.op == "gdn_decode":
             return self._decode()
+        if self.ask.op == "ssd_decode":
+            return self._ssd_decode()
         given = divided(self.rows, self.device) if requests is None else requests
-        return self._conv(given) if self.ask.op == "conv_qkv" else self._prefill(given)
+        made = {"conv_qkv": self._conv, "gdn_prefill": self._prefill, "ssd_prefill": self._ssd_prefill}
+        return made[self.ask.op](given)
 
     def _inputs(self) -> list[Tensor]:
         keys, values, dim = self.dims["G"], self.dims["J"] * self.dims["W"], self.dims["D"]
@@ -153,19 +168,40 @@ class MixerOperands:
     def _gates(self) -> list[Tensor]:
         return [self.by_row(self.dims["G"], self.dims["J"]) for _ in range(2)]
 
+    def _taps(self) -> tuple[Tensor, Tensor | None]:
+        bias = self.draw(self._channels) if self.rows % 2 else None
+        return self.draw(self._channels, self.dims["K"]), bias
+
     def _conv(self, requests: MixerRequests) -> list[Any]:
-        weight, taps = self.draw(self._channels, self.dims["K"]), self.dims["K"]
+        (weight, bias), taps = self._taps(), self.dims["K"]
         rings = (self.draw(num, taps, self._channels) for num in (len(requests.rows) + 2, requests.num_copies))
-        return [*self._inputs(), weight, requests.pieces.lens, *requests.plan(), *rings]
+        return [*self._inputs(), weight, bias, requests.pieces.lens, *requests.plan(), *rings]
 
     def _prefill(self, requests: MixerRequests) -> list[Any]:
         states = self._state(len(requests.rows) + 2), self._state(requests.num_copies)
         return [self.by_row(self._channels), *self._gates(), *self._weights(), *requests.plan(), *states]
 
+    def _ssd_prefill(self, requests: MixerRequests) -> list[Any]:
+        states = self._state(len(requests.rows) + 2), self._state(requests.num_copies)
+        x, dt = self.by_row(self._channels), self.by_row(self.dims["G"], self.dims["J"])
+        return [x, dt, *self._weights(), self._skip(), *STEPS, *requests.plan(), *states]
+
+    def _skip(self) -> Tensor:
+        return self.draw(self.dims["G"] * self.dims["J"], dtype=torch.float32)
+
+    def _ssd_decode(self) -> list[Any]:
+        num = self.rows + 2
+        given = [*self._inputs(), self.by_row(self.dims["G"], self.dims["J"]), *self._places(num), *self._taps()]
+        ring = self.draw(num, self.dims["K"], self._channels)
+        return [*given, *self._weights(), self._skip(), *STEPS, ring, self._state(num)]
+
+    def _places(self, num: int) -> tuple[Tensor, Tensor]:
+        rows = torch.randperm(num, generator=self.generator)[: self.rows].to(self.device)
+        return rows, torch.randint(0, 99, (self.rows,), generator=self.generator).to(self.device)
+
     def _decode(self) -> list[Any]:
         values, num, taps = self.dims["J"] * self.dims["W"], self.rows + 2, self.dims["K"]
-        rows = torch.randperm(num, generator=self.generator)[: self.rows].to(self.device)
-        positions = torch.randint(0, 99, (self.rows,), generator=self.generator).to(self.device)
+        rows, positions = self._places(num)
         gate = self.by_row(self.dims["G"], values)
         given = [*self._inputs(), gate, *self._gates(), rows, positions, self.draw(self._channels, taps)]
         norm, rings = self.draw(self.dims["W"]), self.draw(num, taps, self._channels)

@@ -18,12 +18,11 @@ from dovetail.contracts.config import LayerSpec, ModelConfig
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext, Norm, Part, Stream
 from dovetail.contracts.model import WeightRule
-from dovetail.sdk.layers.base import Slot
-from dovetail.sdk.layers.matrix import Matrix
 from dovetail.sdk.layers.mixer import Mixer, States
 from dovetail.sdk.layers.norm import GatedRMSNorm
-from dovetail.sdk.layers.ops.delta import PIECE
+from dovetail.sdk.layers.ops.conv import PIECE
 from dovetail.sdk.layers.pieces import Pieces
+from dovetail_models.folding import ConvTaps, HeadNumbers
 from dovetail_models.llama import LAYER
 
 AT, TO = LAYER + r"linear_attn\.", r"layers.\1.attention."
@@ -107,14 +106,17 @@ class DeltaShape(NamedTuple):
 
     def parts(self) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
         """Return what the projections consist of: inputs of the convolution with gates, and rates with decays."""
-        dim, values = self.dim, self.per_key * self.width
         if self.interleaved:
-            unit = 2 * dim + 2 * values
+            unit = 2 * self.dim + 2 * self.per_key * self.width
             pair = Part("heads", 2 * self.values, 2 * self.per_key)
             return (Part("heads", self.keys * unit, unit),), (pair,)
+        return self.plain_parts(), tuple(Part(name, self.values, self.per_key) for name in "ba")
+
+    def plain_parts(self) -> tuple[Part, ...]:
+        """Return queries, keys, values and gates, one after the other."""
+        dim, values = self.dim, self.per_key * self.width
         widths = (("q", dim), ("k", dim), ("v", values), ("z", values))
-        wide = tuple(Part(name, self.keys * width, width) for name, width in widths)
-        return wide, tuple(Part(name, self.values, self.per_key) for name in "ba")
+        return tuple(Part(name, self.keys * width, width) for name, width in widths)
 
     def split(self, found: Tensor, widths: Sequence[int]) -> list[Tensor]:
         """Return parts of what a projection made, `[T, G, width]` each: views."""
@@ -123,35 +125,6 @@ class DeltaShape(NamedTuple):
         keys = found.shape[1] // sum(widths)
         parts = torch.split(found, [keys * width for width in widths], 1)
         return [part.view(len(found), keys, width) for part, width in zip(parts, widths, strict=True)]
-
-
-class ConvTaps(Matrix):
-    """Weight of a convolution over time, `[P, K]`; checkpoints have `[P, 1, K]`."""
-
-    weight: Tensor
-
-    def __init__(self, shape: DeltaShape, ctx: BuildContext) -> None:
-        keys, width = shape.keys, shape.per_key * shape.width
-        parts = (Part("q", keys * shape.dim, shape.dim), Part("k", keys * shape.dim, shape.dim))
-        super().__init__(ctx, ctx.path, shape.taps, (*parts, Part("v", keys * width, width)), "out")
-        self.store("weight", ctx.dtype)
-
-    def slots(self) -> dict[Slot, tuple[int, ...]]:
-        return {slot: (shape[0], 1, *shape[1:]) for slot, shape in super().slots().items()}
-
-    def place(self, slot: Slot, tensor: Tensor) -> Tensor | None:
-        return super().place(slot, tensor.flatten(1))
-
-
-class HeadNumbers(Matrix):
-    """A number for each value head `[N]`, float32."""
-
-    suffixes = {"weight": ("",)}  # noqa: RUF012 - as the base declares it
-    weight: Tensor
-
-    def __init__(self, shape: DeltaShape, ctx: BuildContext) -> None:
-        super().__init__(ctx, ctx.path, 1, (Part("", shape.values, shape.per_key),), "out")
-        self.store("weight", torch.float32, granule=None)
 
 
 class GatedDeltaNet(Mixer):
@@ -170,8 +143,10 @@ class GatedDeltaNet(Mixer):
         wide, narrow = shape.parts()
         self.qkvz = ctx.linear("qkvz", config.hidden_size, wide, shard="out")
         self.ba = ctx.linear("ba", config.hidden_size, narrow, shard="out")
-        self.conv = ConvTaps(shape, ctx.at("conv"))
-        self.a_log, self.dt_bias = HeadNumbers(shape, ctx.at("a_log")), HeadNumbers(shape, ctx.at("dt_bias"))
+        self.conv = ConvTaps(shape.taps, shape.plain_parts()[:3], ctx.at("conv"))
+        self.a_log, self.dt_bias = (
+            HeadNumbers(shape.values, shape.per_key, ctx.at(name)) for name in ("a_log", "dt_bias")
+        )
         self._widths = (shape.dim, shape.dim, values, values), (shape.per_key, shape.per_key)
         keys = shape.keys // ctx.parallel.size
         self.norm = GatedRMSNorm(keys * shape.per_key, shape.width, config.norm_eps, ctx)
@@ -209,7 +184,7 @@ class GatedDeltaNet(Mixer):
     ) -> Tensor:
         q, k, v, z, b, a = inputs
         plan = pieces.rows, pieces.starts, pieces.pieces, pieces.table, saves
-        x = self._conv(q, k, v, self.conv.weight, pieces.lens, *plan, states["conv"], copies["conv"])
+        x = self._conv(q, k, v, self.conv.weight, None, pieces.lens, *plan, states["conv"], copies["conv"])
         read = self._prefill(x, b, a, self.a_log.weight, self.dt_bias.weight, *plan, states["state"], copies["state"])
         found: Tensor = self.norm(read, z.reshape(read.shape))
         return found

@@ -10,18 +10,18 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
-from torch import Tensor, nn
+from torch import nn
 
-from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ModelError
-from dovetail.contracts.layers import BuildContext, Stream
+from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import WeightRule
 from dovetail.sdk.config import dense_config, with_missing
 from dovetail.sdk.layers.norm import ZeroCenteredRMSNorm
 from dovetail.sdk.layers.routing import Routing
 from dovetail.sdk.layers.transformer import SelfAttention
 from dovetail_models.experts import ExpertDecoder, ExpertModel, needed, num_experts, sparse_layers, with_experts
+from dovetail_models.folding import FoldingDecoder
 from dovetail_models.gated_delta import RULES, DeltaShape, GatedDeltaNet
 
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -65,7 +65,7 @@ def _numel(config: ModelConfig, shape: DeltaShape, types: Sequence[str]) -> int:
     return mixers + config.num_layers * layer + tables + hidden
 
 
-class DeltaDecoder(ExpertDecoder):
+class DeltaDecoder(FoldingDecoder, ExpertDecoder):
     """A decoder of Gated DeltaNet and gated attention."""
 
     @staticmethod
@@ -81,16 +81,6 @@ class DeltaDecoder(ExpertDecoder):
 
     def mlp(self, config: ModelConfig, index: int, ctx: BuildContext) -> nn.Module:
         return super().mlp(config, index, ctx) if config.experts else super(ExpertDecoder, self).mlp(config, index, ctx)
-
-    def forward(self, ids: Tensor, batch: ForwardBatch) -> Tensor:
-        """Map token ids `[T]` to final hidden states `[T, H]`."""
-        stream, ropes = Stream(self.embed(ids)), self.rotary(batch.positions)
-        mixers = [layer.attention if isinstance(layer.attention, GatedDeltaNet) else None for layer in self.layers]
-        pieces = next((mixer.pieces(batch) for mixer in mixers if mixer is not None), None)
-        for layer, mixer, rope in zip(self.layers, mixers, ropes, strict=True):
-            stream = layer(stream, rope if mixer is None else pieces, batch)
-        hidden: Tensor = self.norm(stream)
-        return hidden
 
 
 class DeltaModel(ExpertModel):

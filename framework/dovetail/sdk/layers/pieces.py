@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.attention import ForwardBatch
-from dovetail.sdk.layers.ops.delta import PIECE
+from dovetail.sdk.layers.ops.conv import PIECE
 
 
 class Pieces:

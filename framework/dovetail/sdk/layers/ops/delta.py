@@ -2,8 +2,7 @@
 
 A head keeps a state `S` `[D, W]`, computed in float32. A token with query q, key k, value v, decay g (log space, at
 most 0) and rate b makes of it `S e^g + k (b (v - k S e^g))`, and reads `q S`. Source: arXiv:2412.06464. Queries, keys
-and values come through a short convolution over time, which keeps its last K inputs as a ring: that of the token at
-position p stands at p mod K. So one program may write the newest input while others still read those before it.
+and values come through a short convolution over time (`ops/conv.py`).
 
 Prompts are folded in pieces of 64 tokens, counted from the beginning of a request. A piece is one fixed computation,
 whatever stands beside it, so a state at the end of a piece does not tell where a prompt was cut. Where states are kept
@@ -15,127 +14,16 @@ channels, those of queries, of keys, of values; K taps; B requests, C pieces, S 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PIECE = 64
-"""Tokens of a piece."""
+from dovetail.sdk.layers.ops.conv import PIECE, conv_token, pieces_of
+
 EPS = 1e-6
 """Of the norm of queries and keys; transformers has it so."""
-
-
-class Piece(NamedTuple):
-    """A piece on the host: its request, its first token in the batch, how many it has, and where the copy goes."""
-
-    request: int
-    first: int
-    num: int
-    copy: int
-
-
-def pieces_of(table: Tensor, saves: Tensor) -> Iterator[Piece]:
-    """Yield the pieces of a step, each request's in order."""
-    for (request, first, num), copy in zip(table.tolist(), saves.tolist(), strict=True):
-        if num > 0:
-            yield Piece(request, first, num, copy)
-
-
-def _taps(window: Tensor, weight: Tensor) -> Tensor:
-    """Convolve `[…, K, P]`, oldest first, with `[P, K]`, then SiLU; rounded where transformers rounds."""
-    total = (window.float() * weight.t().float()).sum(-2).to(window.dtype)
-    return F.silu(total)
-
-
-def conv_qkv(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weight: Tensor,
-    lens: Tensor,
-    rows: Tensor,
-    starts: Tensor,
-    pieces: Tensor,
-    table: Tensor,
-    saves: Tensor,
-    conv: Tensor,
-    copies: Tensor,
-) -> Tensor:
-    """Convolve the tokens of requests over time, with SiLU; their last K inputs are kept.
-
-    Args:
-        q: `[T, G, D]`, the convolution's inputs.
-        k: As `q`.
-        v: `[T, G, J W]`.
-        weight: `[P, K]`.
-        lens: `[B]` tokens of each request once those of the step are in.
-        rows: `[B]` device rows.
-        starts: `[B + 1]` first token of each request; the last is the end.
-        pieces: `[B + 1]` first piece of each request.
-        table: `[C, 3]` request, first token and number of tokens of each piece; what pads it has none.
-        saves: `[C]` which copy to take behind each piece; -1: none.
-        conv: `[S, K, P]`, the rings.
-        copies: `[M, K, P]`, copies of them.
-
-    Returns:
-        `[T, P]`; that of tokens which are no request's means nothing.
-    """
-    return _conv_qkv(q, k, v, weight, rows, starts, lens, table, saves, conv, copies, PIECE)
-
-
-def conv_qkv_by_token(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weight: Tensor,
-    lens: Tensor,
-    rows: Tensor,
-    starts: Tensor,
-    pieces: Tensor,
-    table: Tensor,
-    saves: Tensor,
-    conv: Tensor,
-    copies: Tensor,
-) -> Tensor:
-    """As `conv_qkv`, each token by itself: a decoded one has the bits of one of a prompt."""
-    return _conv_qkv(q, k, v, weight, rows, starts, lens, table, saves, conv, copies, 1)
-
-
-def _conv_qkv(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weight: Tensor,
-    rows: Tensor,
-    starts: Tensor,
-    lens: Tensor,
-    table: Tensor,
-    saves: Tensor,
-    conv: Tensor,
-    copies: Tensor,
-    size: int,
-) -> Tensor:
-    """As `conv_qkv`, computed for so many tokens at a time."""
-    x, taps = torch.cat([one.flatten(1) for one in (q, k, v)], 1), conv.shape[1]
-    out, at_rows, ends, at = torch.zeros_like(x), rows.tolist(), lens.tolist(), starts.tolist()
-    for request, first, num, copy in pieces_of(table, saves):
-        row, end = at_rows[request], at[request + 1]
-        position = ends[request] - (end - first)  # of the piece's first token
-        ring = torch.arange(position - taps, position, device=x.device) % taps
-        before = conv[row, ring]
-        inputs = torch.cat((before, x[first : first + num]))
-        for begin in range(0, num, size):
-            wide = F.pad(inputs[begin + 1 :][: size + taps - 1], (0, 0, 0, max(0, begin + size - num)))
-            done, here = _taps(wide.unfold(0, taps, 1).transpose(1, 2), weight), min(size, num - begin)
-            out[first + begin : first + begin + here] = done[:here]
-        last, slots = inputs[-taps:], torch.arange(position + num - taps, position + num, device=x.device) % taps
-        conv[row, slots] = last
-        if copy >= 0:
-            copies[copy, slots] = last
-    return out
 
 
 class Gates(NamedTuple):
@@ -318,12 +206,9 @@ def gdn_decode(
     Returns:
         `[T, N W]`.
     """
-    x, taps = torch.cat([one.flatten(1) for one in (q, k, v)], 1), conv.shape[1]
-    conv[rows, positions % taps] = x
-    order = (positions[:, None] + torch.arange(1 - taps, 1, device=x.device)) % taps
-    window = conv.index_select(0, rows).gather(1, order[:, :, None].expand(-1, -1, x.shape[1]))
+    x = conv_token(q, k, v, weight, None, rows, positions, conv)
     num_keys, per_key = b.shape[1:]
-    heads = Heads.of(_taps(window, weight), num_keys, per_key, state.shape[2])
+    heads = Heads.of(x, num_keys, per_key, state.shape[2])
     read, after = _fold_token(heads, Gates.of(b, a, a_log, dt_bias), state.index_select(0, rows).float())
     state.index_copy_(0, rows, after.to(state.dtype))
     return gated_rms_norm(read.to(x.dtype), z.reshape(read.shape), norm, eps)

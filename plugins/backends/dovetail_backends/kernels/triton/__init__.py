@@ -36,6 +36,9 @@ MADE = {
     "gdn_prefill": "delta_pieces:gdn_prefill",
     "gdn_decode": "delta:gdn_decode",
     "gated_rms_norm": "delta:gated_rms_norm",
+    "ssd_prefill": "ssd_pieces:ssd_prefill",
+    "ssd_decode": "ssd:ssd_decode",
+    "gated_group_norm": "ssd:gated_group_norm",
     "sigmoid_gate": "delta:sigmoid_gate",
     "rank_sum": "peer_sum:rank_sum",
     "rank_sum_add": "peer_sum:rank_sum_add",
@@ -51,7 +54,10 @@ MADE = {
 }
 """By operation, the module of this package and its function that computes it."""
 PRODUCTS = frozenset({"linear", "wide_linear", "linear_add", "norm_linear", "norm_gate"})
-FIXED = {"linear": "fixed:linear", "linear_add": "fixed:linear", "gdn_prefill": "delta:gdn_prefill_by_token"}
+FIXED = {
+    **{"linear": "fixed:linear", "linear_add": "fixed:linear"},
+    **{"gdn_prefill": "delta:gdn_prefill_by_token", "ssd_prefill": "ssd:ssd_prefill_by_token"},
+}
 """Of other functions where rows may not depend on one another; see `Operation.apart`."""
 BY_FORM = frozenset(name for name in MADE if OPS[name].packs)
 MIXTURES = BY_FORM | {"route", "norm_route", "experts"}
@@ -92,6 +98,8 @@ class TritonKernels(KernelSet):
             return f"no kernel for {ask.dtype}"
         if ask.op == "act_and_mul" and ask.option("act") != "silu_and_mul":
             return f"no kernel for {ask.option('act')}"
+        if dict(ask.options).get("act") == "relu2":
+            return "no kernel for relu2"
         if ask.op == "rotations" and ask.dim("F") != 1:
             return "no kernel with a factor for each frequency"
         if ask.op not in MADE:

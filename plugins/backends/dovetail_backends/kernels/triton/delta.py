@@ -29,11 +29,15 @@ def silu(x):
 
 
 @triton.jit
+def softplus(x):
+    """`log(1 + e^x)` of float32."""
+    return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+
+
+@triton.jit
 def gates(b, a, a_log, dt_bias):
     """Decay in log space, and rate, of float32 numbers."""
-    step = a + dt_bias
-    step = tl.where(step > 20.0, step, tl.log(1.0 + tl.exp(tl.minimum(step, 20.0))))
-    return -tl.exp(a_log) * step, 1.0 / (1.0 + tl.exp(-b))
+    return -tl.exp(a_log) * softplus(a + dt_bias), 1.0 / (1.0 + tl.exp(-b))
 
 
 @triton.jit
@@ -59,7 +63,9 @@ def normed(read, squares, gate, weight, eps, W, dtype: tl.constexpr):
 
 
 @triton.jit
-def _convolved(source, ring, weight, channel, inside, position, P: tl.constexpr, K: tl.constexpr, TAPS: tl.constexpr):
+def convolved(
+    source, ring, weight, bias, channel, inside, position, P: tl.constexpr, K: tl.constexpr, TAPS: tl.constexpr
+):
     """A token's channels behind the convolution, float32: of its own inputs, and of those before it in the ring.
 
     All taps stand in one tile, so that each number is loaded by one thread.
@@ -71,6 +77,8 @@ def _convolved(source, ring, weight, channel, inside, position, P: tl.constexpr,
     old = tl.load(ring + slot * P + channel[None, :], mask=inside[None, :] & (tap < K - 1), other=0.0)
     taken = tl.load(weight + channel[None, :] * K + tap, mask=inside[None, :] & (tap < K), other=0.0)
     total = tl.sum((new + old).to(tl.float32) * taken.to(tl.float32), 0)
+    if bias is not None:
+        total += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
     return silu(total.to(new.dtype).to(tl.float32)).to(new.dtype).to(tl.float32)
 
 
@@ -100,9 +108,9 @@ def _decode_kernel(
     at_q, at_k, at_v = key * D + d, G * D + key * D + d, 2 * G * D + head * W + every
     from_q, from_k = q + token * q_token + key * q_head + d, k + token * k_token + key * k_head + d
     from_v = v + token * v_token + key * v_head + which * W + every
-    q_now = _convolved(from_q, ring, weight, at_q, in_d, position, P, K, TAPS)
-    k_now = _convolved(from_k, ring, weight, at_k, in_d, position, P, K, TAPS)
-    values = _convolved(from_v, ring, weight, at_v, in_all, position, P, K, TAPS)
+    q_now = convolved(from_q, ring, weight, None, at_q, in_d, position, P, K, TAPS)
+    k_now = convolved(from_k, ring, weight, None, at_k, in_d, position, P, K, TAPS)
+    values = convolved(from_v, ring, weight, None, at_v, in_all, position, P, K, TAPS)
     # Nobody reads the slot that is written: a ring has one more than what is read.
     slot, is_first = ring + (position % K) * P, which == 0
     tl.store(slot + at_v, tl.load(from_v, mask=in_all, other=0.0), mask=in_all)

@@ -19,12 +19,12 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.device import is_interpreted
-from dovetail.sdk.layers.ops.delta import PIECE
+from dovetail.sdk.layers.ops.conv import PIECE
 from dovetail_backends.kernels.triton.delta import EPS, gates, silu
+from dovetail_backends.kernels.triton.exact import PRECISION, alike, exact
 from dovetail_backends.kernels.triton.pdl import launch_options
 
 SIZE: tl.constexpr = tl.constexpr(PIECE)
-PRECISION: tl.constexpr = tl.constexpr("tf32x3")
 CHANNELS, TOKENS = 128, 16
 """Of a tile of the convolution."""
 PREPARE_WARPS = 4
@@ -32,7 +32,7 @@ PREPARE_WARPS = 4
 
 @triton.jit
 def _convolve(
-    source, by_token, by_head, block, piece, num, weight, lens, rows, starts, table, saves, conv, copies, out,
+    source, by_token, by_head, block, piece, num, weight, bias, lens, rows, starts, table, saves, conv, copies, out,
     FIRST: tl.constexpr, NUM: tl.constexpr, WIDE: tl.constexpr, P: tl.constexpr, K: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -56,6 +56,8 @@ def _convolve(
                 value += tl.load(ring[None, :] + slot * P, mask=live & (place < start), other=0.0)
             taken = tl.load(weight + channel * K + K - 1 - back, mask=in_c, other=0.0).to(tl.float32)
             total += value.to(tl.float32) * taken[None, :]
+        if bias is not None:
+            total += tl.load(bias + channel, mask=in_c, other=0.0).to(tl.float32)[None, :]
         found = silu(total.to(out.dtype.element_ty).to(tl.float32))
         tl.store(out + token[:, None] * P + channel[None, :], found.to(out.dtype.element_ty), mask=live)
     copy = tl.load(saves + piece)
@@ -70,7 +72,7 @@ def _convolve(
 
 @triton.jit
 def _conv_kernel(
-    q, k, v, weight, lens, rows, starts, table, saves, conv, copies, out,
+    q, k, v, weight, bias, lens, rows, starts, table, saves, conv, copies, out,
     q_token, q_head, k_token, k_head, v_token, v_head,
     G: tl.constexpr, D: tl.constexpr, V: tl.constexpr, K: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, PDL: tl.constexpr,
@@ -86,18 +88,18 @@ def _conv_kernel(
     if num > 0:
         if block < BLOCKS:
             _convolve(
-                q, q_token, q_head, block, piece, num, weight, lens, rows, starts, table, saves, conv, copies, out,
-                0, G * D, D, P, K, BLOCK_T, BLOCK_C,
+                q, q_token, q_head, block, piece, num, weight, bias, lens, rows, starts, table, saves, conv, copies,
+                out, 0, G * D, D, P, K, BLOCK_T, BLOCK_C,
             )  # fmt: skip
         elif block < 2 * BLOCKS:
             _convolve(
-                k, k_token, k_head, block - BLOCKS, piece, num, weight, lens, rows, starts, table, saves, conv, copies,
-                out, G * D, G * D, D, P, K, BLOCK_T, BLOCK_C,
+                k, k_token, k_head, block - BLOCKS, piece, num, weight, bias, lens, rows, starts, table, saves, conv,
+                copies, out, G * D, G * D, D, P, K, BLOCK_T, BLOCK_C,
             )  # fmt: skip
         else:
             _convolve(
-                v, v_token, v_head, block - 2 * BLOCKS, piece, num, weight, lens, rows, starts, table, saves, conv,
-                copies, out, 2 * G * D, G * V, V, P, K, BLOCK_T, BLOCK_C,
+                v, v_token, v_head, block - 2 * BLOCKS, piece, num, weight, bias, lens, rows, starts, table, saves,
+                conv, copies, out, 2 * G * D, G * V, V, P, K, BLOCK_T, BLOCK_C,
             )  # fmt: skip
 
 
@@ -141,10 +143,10 @@ def _ring_kernel(
 
 
 def conv_qkv(
-    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, lens: Tensor, rows: Tensor, starts: Tensor, pieces: Tensor,
-    table: Tensor, saves: Tensor, conv: Tensor, copies: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, bias: Tensor | None, lens: Tensor, rows: Tensor, starts: Tensor,
+    pieces: Tensor, table: Tensor, saves: Tensor, conv: Tensor, copies: Tensor,
 ) -> Tensor:  # fmt: skip
-    """See `delta.conv_qkv`: one kernel for the tokens, and one for what rings keep."""
+    """See `conv.conv_qkv`: one kernel for the tokens, and one for what rings keep."""
     q, k, v = (one if one.stride(-1) == 1 else one.contiguous() for one in (q, k, v))
     (_, keys, dim), (_, taps, channels) = q.shape, conv.shape
     out = torch.empty(len(q), channels, dtype=q.dtype, device=q.device)
@@ -154,7 +156,7 @@ def conv_qkv(
     sizes = {"G": keys, "D": dim, "V": v.shape[2], "K": taps, "BLOCK_C": CHANNELS, "num_warps": 4}
     blocks = 2 * triton.cdiv(keys * dim, CHANNELS) + triton.cdiv(keys * v.shape[2], CHANNELS)
     _conv_kernel[(len(table), blocks)](
-        q, k, v, weight, lens, rows, starts, table, saves, conv, copies, out, *strides, BLOCK_T=TOKENS, **sizes,
+        q, k, v, weight, bias, lens, rows, starts, table, saves, conv, copies, out, *strides, BLOCK_T=TOKENS, **sizes,
         **launch_options(q),
     )  # fmt: skip
     _ring_kernel[(len(rows), blocks)](q, k, v, lens, rows, starts, conv, *strides, **sizes, **launch_options(q))
@@ -167,36 +169,6 @@ def _rows(source, token, live, d, in_d, P: tl.constexpr):
     found = tl.load(source + token[:, None] * P + d[None, :], mask=live[:, None] & in_d[None, :], other=0.0)
     wide = found.to(tl.float32)
     return found, 1.0 / tl.sqrt(tl.sum(wide * wide, 1) + EPS)
-
-
-@triton.jit
-def _dot(a, b, EMULATED: tl.constexpr):
-    """A product of bfloat16: exact products, summed in float32. The interpreter has none, so it is told to emulate."""
-    if EMULATED:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
-    return tl.dot(a, b)
-
-
-@triton.jit
-def _alike(a, b, NARROW: tl.constexpr, EMULATED: tl.constexpr):
-    """Products of rows as they are: of bfloat16 in one pass, of others in three."""
-    if NARROW:
-        return _dot(a, tl.trans(b), EMULATED)
-    return tl.dot(a.to(tl.float32), tl.trans(b.to(tl.float32)), input_precision=PRECISION)
-
-
-@triton.jit
-def _with(a, b, PARTS: tl.constexpr, NARROW: tl.constexpr, EMULATED: tl.constexpr):
-    """`a b` for rows as they are and float32 numbers, which are two or three numbers of bfloat16 together."""
-    if NARROW:
-        first = b.to(tl.bfloat16)
-        left = b - first.to(tl.float32)
-        second = left.to(tl.bfloat16)
-        found = _dot(a, first, EMULATED) + _dot(a, second, EMULATED)
-        if PARTS == 3:
-            found += _dot(a, (left - second.to(tl.float32)).to(tl.bfloat16), EMULATED)
-        return found
-    return tl.dot(a.to(tl.float32), b, input_precision=PRECISION)
 
 
 @triton.jit
@@ -254,8 +226,8 @@ def _prepare_kernel(
         since *= k_scale[None, :]
         place = piece.to(tl.int64) * (G * J) + head
         at = place * (SIZE * SIZE) + i[:, None] * SIZE + i[None, :]
-        tl.store(scores + at, _alike(own_q, own_k, NARROW, EMULATED) * since * q_scale[:, None])
-        system = _alike(own_k, own_k, NARROW, EMULATED) * since * (rate * k_scale)[:, None]
+        tl.store(scores + at, alike(own_q, own_k, NARROW, EMULATED) * since * q_scale[:, None])
+        system = alike(own_k, own_k, NARROW, EMULATED) * since * (rate * k_scale)[:, None]
         inverse = _inverse(tl.where(i[:, None] > i[None, :], system, 0.0))
         tl.store(inverses + at, inverse * rate[None, :])
         whole, at_scale = tl.sum(tl.where(i == SIZE - 1, total, 0.0), 0), scales + place * (4 * SIZE) + i
@@ -294,16 +266,16 @@ def _fold_kernel(
             value = tl.load(source + 2 * G * D + head * W + w[None, :], mask=in_value, other=0.0).to(tl.float32)
             place = piece * (G * J) + head
             square, scale = place * (SIZE * SIZE) + i[:, None] * SIZE + i[None, :], scales + place * (4 * SIZE) + i
-            held = _with(keys, now, 3, NARROW, EMULATED) * tl.load(scale)[:, None]
+            held = exact(keys, now, 3, NARROW, EMULATED) * tl.load(scale)[:, None]
             change = tl.dot(tl.load(inverses + square), value - held, input_precision=PRECISION)
-            read = _with(queries, now, 2, NARROW, EMULATED) * tl.load(scale + SIZE)[:, None]
+            read = exact(queries, now, 2, NARROW, EMULATED) * tl.load(scale + SIZE)[:, None]
             # What is read is rounded to bfloat16: one pass of tf32 loses nothing of that.
             read += tl.dot(tl.load(scores + square), change, input_precision="tf32" if NARROW else PRECISION)
             target = out + (token[:, None] * (G * J) + head) * W + w[None, :]
             tl.store(target, read.to(out.dtype.element_ty), mask=in_value)
             late = change * tl.load(scale + 2 * SIZE)[:, None]
             kept = tl.load(scales + place * (4 * SIZE) + 3 * SIZE)
-            now = now * kept + _with(tl.trans(keys), late, 3, NARROW, EMULATED)
+            now = now * kept + exact(tl.trans(keys), late, 3, NARROW, EMULATED)
             now = now.to(state.dtype.element_ty).to(tl.float32)
             copy = tl.load(saves + piece)
             if copy >= 0:

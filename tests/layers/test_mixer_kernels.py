@@ -1,4 +1,4 @@
-"""Triton's kernels of Gated DeltaNet equal their meanings, in the interpreter; widths of models: `test_kernels.py`."""
+"""Triton's kernels of recurrent layers equal their meanings, in the interpreter; widths: `test_kernels.py`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def copied(operands: list[Any]) -> list[Any]:
 @pytest.mark.parametrize(
     ("op", "invariant"),
     [("conv_qkv", False), ("gdn_prefill", False), ("gdn_prefill", True), ("gdn_decode", False),
-     ("gated_rms_norm", False)],
+     ("gated_rms_norm", False), ("ssd_prefill", False), ("ssd_prefill", True), ("ssd_decode", False)],
 )  # fmt: skip
 def test_a_kernel_equals_its_meaning(op: str, invariant: bool, shape: int, is_strided: bool) -> None:
     """What it returns, and the states, rings and copies that it writes; of several requests, one without a token."""
@@ -49,7 +49,11 @@ def test_a_kernel_equals_its_meaning(op: str, invariant: bool, shape: int, is_st
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-@pytest.mark.parametrize(("op", "invariant"), [("gdn_prefill", False), ("gdn_prefill", True), ("gdn_decode", False)])
+@pytest.mark.parametrize(
+    ("op", "invariant"),
+    [("gdn_prefill", False), ("gdn_prefill", True), ("gdn_decode", False),
+     ("ssd_prefill", False), ("ssd_prefill", True), ("ssd_decode", False)],
+)  # fmt: skip
 def test_states_in_fewer_bits_are_rounded_where_the_meaning_rounds(
     op: str, invariant: bool, dtype: torch.dtype
 ) -> None:
@@ -60,8 +64,9 @@ def test_states_in_fewer_bits_are_rounded_where_the_meaning_rounds(
     dims = places(op)
     assert dims is not None
     ask = make_ask(op, device_of(CPU).view, "float32", dims[0], {}, invariant=invariant)
-    kept = range(10, 12) if op == "gdn_prefill" else range(14, 15)
-    operands = list(sample(ask, 100 if op == "gdn_prefill" else 9, CPU, 3, is_strided=False))
+    is_prompt = op.endswith("_prefill")
+    operands = list(sample(ask, 100 if is_prompt else 9, CPU, 3, is_strided=False))
+    kept = range(len(operands) - 1 - is_prompt, len(operands))
     wide = copied(operands)
     for i in kept:
         operands[i] = operands[i].to(dtype)
@@ -76,7 +81,25 @@ def test_states_in_fewer_bits_are_rounded_where_the_meaning_rounds(
         assert not torch.equal(right[i], operands[i])
 
 
-@pytest.mark.parametrize("op", ["conv_qkv", "gdn_prefill", "gdn_decode", "gated_rms_norm", "sigmoid_gate"])
+@pytest.mark.parametrize("shape", [0, 1], ids=["narrow", "wide"])
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("num", [0, 5, 16])
+def test_a_norm_of_groups_equals_its_meaning(num: int, norm_first: bool, shape: int) -> None:
+    """With a weight, and without one, as of 16 rows; of slices."""
+    pytest.importorskip("triton")
+    from dovetail_backends.kernels.triton import TritonKernels
+
+    dims = places("gated_group_norm")
+    assert dims is not None
+    ask = make_ask("gated_group_norm", device_of(CPU).view, "float32", dims[shape], {"norm_first": norm_first})
+    operands = sample(ask, num, CPU, 3, is_strided=True)
+    kernel, plain = TritonKernels().make(ask), meaning(ask)
+    torch.testing.assert_close(kernel(*operands), plain(*operands), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "op", ["conv_qkv", "gdn_prefill", "gdn_decode", "gated_rms_norm", "sigmoid_gate", "ssd_prefill", "ssd_decode"]
+)
 def test_nothing_comes_of_no_rows(op: str) -> None:
     """A kernel and its meaning take a step without tokens, and write to no state."""
     pytest.importorskip("triton")

@@ -1,0 +1,152 @@
+"""A short convolution over time in plain torch, for layers that fold tokens into states: what its kernels must equal.
+
+It keeps its last K inputs as a ring: that of the token at position p stands at p mod K. So one program may write the
+newest input while others still read those before it.
+
+T tokens, G key heads, each with J value heads; D and W widths of a key and of a value head; P = 2 G D + G J W channels,
+those of queries, of keys, of values; K taps; B requests, C pieces, S device rows, M copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PIECE = 64
+"""Tokens of a piece."""
+
+
+class Piece(NamedTuple):
+    """A piece on the host: its request, its first token in the batch, how many it has, and where the copy goes."""
+
+    request: int
+    first: int
+    num: int
+    copy: int
+
+
+def pieces_of(table: Tensor, saves: Tensor) -> Iterator[Piece]:
+    """Yield the pieces of a step, each request's in order."""
+    for (request, first, num), copy in zip(table.tolist(), saves.tolist(), strict=True):
+        if num > 0:
+            yield Piece(request, first, num, copy)
+
+
+def _taps(window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Convolve `[…, K, P]`, oldest first, with `[P, K]`, then SiLU; rounded where transformers rounds."""
+    total = (window.float() * weight.t().float()).sum(-2)
+    return F.silu((total if bias is None else total + bias.float()).to(window.dtype))
+
+
+def conv_qkv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    lens: Tensor,
+    rows: Tensor,
+    starts: Tensor,
+    pieces: Tensor,
+    table: Tensor,
+    saves: Tensor,
+    conv: Tensor,
+    copies: Tensor,
+) -> Tensor:
+    """Convolve the tokens of requests over time, with SiLU; their last K inputs are kept.
+
+    Args:
+        q: `[T, G, D]`, the convolution's inputs.
+        k: As `q`.
+        v: `[T, G, J W]`.
+        weight: `[P, K]`.
+        bias: `[P]`.
+        lens: `[B]` tokens of each request once those of the step are in.
+        rows: `[B]` device rows.
+        starts: `[B + 1]` first token of each request; the last is the end.
+        pieces: `[B + 1]` first piece of each request.
+        table: `[C, 3]` request, first token and number of tokens of each piece; what pads it has none.
+        saves: `[C]` which copy to take behind each piece; -1: none.
+        conv: `[S, K, P]`, the rings.
+        copies: `[M, K, P]`, copies of them.
+
+    Returns:
+        `[T, P]`; that of tokens which are no request's means nothing.
+    """
+    return _conv_qkv(q, k, v, weight, bias, rows, starts, lens, table, saves, conv, copies, PIECE)
+
+
+def conv_qkv_by_token(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    lens: Tensor,
+    rows: Tensor,
+    starts: Tensor,
+    pieces: Tensor,
+    table: Tensor,
+    saves: Tensor,
+    conv: Tensor,
+    copies: Tensor,
+) -> Tensor:
+    """As `conv_qkv`, each token by itself: a decoded one has the bits of one of a prompt."""
+    return _conv_qkv(q, k, v, weight, bias, rows, starts, lens, table, saves, conv, copies, 1)
+
+
+def _conv_qkv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    rows: Tensor,
+    starts: Tensor,
+    lens: Tensor,
+    table: Tensor,
+    saves: Tensor,
+    conv: Tensor,
+    copies: Tensor,
+    size: int,
+) -> Tensor:
+    """As `conv_qkv`, computed for so many tokens at a time."""
+    x, taps = torch.cat([one.flatten(1) for one in (q, k, v)], 1), conv.shape[1]
+    out, at_rows, ends, at = torch.zeros_like(x), rows.tolist(), lens.tolist(), starts.tolist()
+    for request, first, num, copy in pieces_of(table, saves):
+        row, end = at_rows[request], at[request + 1]
+        position = ends[request] - (end - first)  # of the piece's first token
+        ring = torch.arange(position - taps, position, device=x.device) % taps
+        before = conv[row, ring]
+        inputs = torch.cat((before, x[first : first + num]))
+        for begin in range(0, num, size):
+            wide = F.pad(inputs[begin + 1 :][: size + taps - 1], (0, 0, 0, max(0, begin + size - num)))
+            done, here = _taps(wide.unfold(0, taps, 1).transpose(1, 2), weight, bias), min(size, num - begin)
+            out[first + begin : first + begin + here] = done[:here]
+        last, slots = inputs[-taps:], torch.arange(position + num - taps, position + num, device=x.device) % taps
+        conv[row, slots] = last
+        if copy >= 0:
+            copies[copy, slots] = last
+    return out
+
+
+def conv_token(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    rows: Tensor,
+    positions: Tensor,
+    conv: Tensor,
+) -> Tensor:
+    """Convolve a token of each of T requests, as `conv_qkv` does: `[T, P]`."""
+    x, taps = torch.cat([one.flatten(1) for one in (q, k, v)], 1), conv.shape[1]
+    conv[rows, positions % taps] = x
+    order = (positions[:, None] + torch.arange(1 - taps, 1, device=x.device)) % taps
+    window = conv.index_select(0, rows).gather(1, order[:, :, None].expand(-1, -1, x.shape[1]))
+    return _taps(window, weight, bias)

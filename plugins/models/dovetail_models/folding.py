@@ -1,0 +1,71 @@
+"""What models share whose layers fold tokens into states by kernels of their own: taps, heads' numbers, the decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dovetail.contracts.attention import ForwardBatch
+from dovetail.contracts.layers import BuildContext, Part, Stream
+from dovetail.sdk.layers.base import Slot
+from dovetail.sdk.layers.matrix import Matrix
+from dovetail.sdk.layers.mixer import Mixer
+from dovetail_models.llama import DenseDecoder
+
+
+class ConvTaps(Matrix):
+    """Weight of a convolution over time, `[P, K]`, and if it has one its bias `[P]`; checkpoints have `[P, 1, K]`.
+
+    Args:
+        taps: K.
+        parts: The channels, in the order in which they are convolved.
+        ctx: Device, dtype, rank and path.
+        bias: Whether there is one.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, taps: int, parts: Sequence[Part], ctx: BuildContext, *, bias: bool = False) -> None:
+        super().__init__(ctx, ctx.path, taps, parts, "out")
+        self.store("weight", ctx.dtype)
+        if bias:
+            self.store("bias", ctx.dtype, granule=None)
+        else:
+            self.bias = None
+
+    def slots(self) -> dict[Slot, tuple[int, ...]]:
+        return {
+            slot: (shape[0], 1, *shape[1:]) if slot.tensor == "weight" else shape
+            for slot, shape in super().slots().items()
+        }
+
+    def place(self, slot: Slot, tensor: Tensor) -> Tensor | None:
+        return super().place(slot, tensor.flatten(1) if slot.tensor == "weight" else tensor)
+
+
+class HeadNumbers(Matrix):
+    """A number for each head `[N]`, float32; `unit` heads stay together."""
+
+    suffixes = {"weight": ("",)}  # noqa: RUF012 - as the base declares it
+    weight: Tensor
+
+    def __init__(self, num: int, unit: int, ctx: BuildContext) -> None:
+        super().__init__(ctx, ctx.path, 1, (Part("", num, unit),), "out")
+        self.store("weight", torch.float32, granule=None)
+
+
+class FoldingDecoder(DenseDecoder):
+    """A decoder some of whose layers have a `Mixer` in place of attention."""
+
+    def forward(self, ids: Tensor, batch: ForwardBatch) -> Tensor:
+        """Map token ids `[T]` to final hidden states `[T, H]`."""
+        stream, ropes = Stream(self.embed(ids)), self.rotary(batch.positions)
+        mixers = [layer.attention if isinstance(layer.attention, Mixer) else None for layer in self.layers]
+        pieces = next((mixer.pieces(batch) for mixer in mixers if mixer is not None), None)
+        for layer, mixer, rope in zip(self.layers, mixers, ropes, strict=True):
+            stream = layer(stream, rope if mixer is None else pieces, batch)
+        hidden: Tensor = self.norm(stream)
+        return hidden
