@@ -135,12 +135,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 16, 64, 256])
     parser.add_argument("--requests", type=int, nargs="*", default=[1, 8, 64])
     parser.add_argument("--tokens", type=int, default=16384)
-    parser.add_argument("--tiles", action="store_true", help="try other blocks, warps and stages, too")
+    parser.add_argument("--tiles", action="store_true", help="try other blocks and warps of the decode step, too")
     args, rate = parser.parse_args(), copy_rate()
     print(f"{torch.cuda.get_device_name()}, copies at {rate / 1e6:.2f} TB/s; us a layer")
-    own, folds = ssd.tile, ssd_pieces.tile
+    own = ssd.tile
     tiles: list[Any] = list(itertools.product((16, 32, 64), (2, 4, 8))) if args.tiles else [None]
-    stages: list[Any] = list(itertools.product((32, 64), (4, 8), (1, 2, 3))) if args.tiles else [None]
     for name in args.shape:
         shape = SHAPES[name]
         for num, tile in itertools.product(args.rows, tiles):
@@ -149,14 +148,10 @@ def main() -> None:
                 for kernel, run in shape.decode(num).items():
                     floor, what = shape.decode_bytes(num)[kernel] / rate, f"values, warps {tile or 'as set'}"
                     say(f"{name}, {kernel}, {num} rows, {what}", run(), floor)
-        for requests, tile in itertools.product(args.requests, stages):
-            made = folds if tile is None else lambda width, t=tile: t
-            with mock.patch.object(ssd_pieces, "tile", made):
-                for kernel, run in shape.prompt(args.tokens, requests).items():
-                    if tile is None or kernel == "fold":
-                        what = f"values, warps, stages {tile or 'as set'}"
-                        floor = shape.prompt_bytes(args.tokens).get(kernel, 0) / rate
-                        say(f"{name}, {kernel}, {args.tokens} tokens of {requests}, {what}", run(), floor)
+        for requests in args.requests:
+            for kernel, run in shape.prompt(args.tokens, requests).items():
+                floor = shape.prompt_bytes(args.tokens).get(kernel, 0) / rate
+                say(f"{name}, {kernel}, {args.tokens} tokens of {requests}", run(), floor)
 
 
 if __name__ == "__main__":

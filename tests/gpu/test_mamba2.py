@@ -14,7 +14,7 @@ from mamba_models import make_mamba
 from torch import Tensor
 
 from dovetail.contracts.kernels import Ask, make_ask, meaning
-from dovetail.messages import SamplingParams, TokenDelta
+from dovetail.messages import SamplerParams, TokenDelta
 from dovetail.runtime.device.devices import device_of
 from dovetail_backends.kernels.triton import TritonKernels
 from dovetail_testing.conformance.kernels_mixers import MixerRequests, Weights
@@ -155,7 +155,7 @@ def told(deltas: Sequence[TokenDelta]) -> list[float]:
 
 def test_an_engine_says_what_one_on_the_cpu_says(folder: Path) -> None:
     """In float32, graphs and cached states: the tokens of plain torch, and its log probabilities to 1e-3."""
-    prompts, params = prompts_of(12), SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
+    prompts, params = prompts_of(12), SamplerParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
     ahead = {"device": "cuda", "disable_compile_ahead": False, "max_running_requests": 12}  # one by one takes minutes
     ways: list[dict[str, Any]] = [
         ahead, {**ahead, "chunked_prefill_size": 128, "max_running_requests": 3}, {**ahead, "batch_invariant": True}
@@ -173,7 +173,7 @@ def test_an_engine_says_what_one_on_the_cpu_says(folder: Path) -> None:
 def test_a_reply_has_the_same_bits_in_any_company(folder: Path) -> None:
     """In bfloat16 with `--batch-invariant`: alone, beside 40 others in graphs, in chunks, behind cached states."""
     prompts = prompts_of(40)
-    params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, logprobs=1)
+    params = SamplerParams(temperature=0, max_tokens=32, ignore_eos=True, logprobs=1)
     settings: dict[str, Any] = {
         "device": "cuda",
         "dtype": "bfloat16",

@@ -77,7 +77,8 @@ DECODERS: dict[str, dict[str, Any]] = {
     "olmo3": {"num_hidden_layers": 4, "sliding_window": 24},
     "olmoe": {"num_experts": 5, "num_experts_per_tok": 2},
     "granitemoe": FEW,
-    "granitemoehybrid": {**FEW, "shared_intermediate_size": 32, "layer_types": ["mamba", "attention"], **MAMBA},
+    "granitemoehybrid": {**FEW, "shared_intermediate_size": 32, "layer_types": ["mamba", "attention"], **MAMBA}
+    | {"initializer_range": 0.08},  # with wider weights, its unscaled scores differ by 4e-4 from chunk to chunk
     "nemotron_h": {
         **{"num_hidden_layers": 4, "layers_block_type": ["mamba", "moe", "attention", "moe"], "mamba_num_heads": 4},
         **{"mamba_head_dim": 32, "n_groups": 1, "ssm_state_size": 16, "chunk_size": 16, "n_routed_experts": 4},
@@ -90,6 +91,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 40, "moe_num_shared_experts": 1}
     | {"moe_layer_start_index": 1},
     "cohere2": {"num_hidden_layers": 4, "sliding_window": 24},
+    "bamba": {**MAMBA, "attn_layer_indices": [1]},
     "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 16},
     "falcon_h1": {**MAMBA, "mamba_d_ssm": 64, "mamba_d_head": 16},
     "mimo_v2_flash": {**MOE, "n_routed_experts": 5, "sliding_window": 24},
@@ -116,6 +118,7 @@ FAMILIES = """
 mistral mixtral qwen2_moe qwen3_moe olmoe minimax_m2 glm4_moe cohere2 deepseek_v2 deepseek_v3 deepseek_v32 ernie4_5
 ernie4_5_moe exaone4 gemma2 gemma3_text gemma4_text glm4 glm4_moe_lite gpt_oss granite granitemoe hunyuan_v1_dense
 ministral3 olmo2 olmo3 phi3 seed_oss smollm3 stablelm starcoder2 llama4_text qwen3_next qwen3_5_text qwen3_5_moe_text
+granitemoehybrid bamba falcon_h1 nemotron_h
 """
 OWN = FAMILIES.split()
 """Families with a plugin of their own, besides Llama, Qwen2 and Qwen3."""

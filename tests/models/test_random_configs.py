@@ -39,6 +39,7 @@ def random_changes(kind: str, rng: random.Random) -> dict[str, Any]:
         changes |= {"num_key_value_heads": kv, "num_attention_heads": heads, "head_dim": 8 * rng.randrange(2, 8)}
         changes["hidden_size"] = heads * changes["head_dim"]  # some families derive one from the other
         changes |= dict.fromkeys((name for name in EXPERTS if name in own), rng.choice([3, 5, 6, 9]))
+        changes |= {"mamba_d_head": "auto"} if known.get("mamba_d_head") else {}  # its heads' widths add up to others
     else:
         heads, groups = rng.choice([1, 3, 5]), rng.choice([1, 2, 3])
         changes |= {
@@ -85,6 +86,8 @@ def in_older_words(config: dict[str, Any]) -> dict[str, Any]:
         local, rope = rope["sliding_attention"], rope["full_attention"]
         if local["rope_theta"] != rope["rope_theta"] or local["rope_type"] != rope["rope_type"]:
             older["rope_local_base_freq"] = local["rope_theta"]
+    if not rope:  # nothing is rotated
+        return older
     older["rope_theta"] = rope["rope_theta"]
     if "partial_rotary_factor" in rope:
         older["partial_rotary_factor"] = rope["partial_rotary_factor"]
@@ -110,6 +113,9 @@ def test_both_spellings_of_every_renamed_key(kind: str, seed: int) -> None:
     if kind == "gemma4_text":  # it came with transformers 5
         return
     older = in_older_words(newer)
-    told = AutoConfig.for_model(**{key: value for key, value in older.items() if key != "architectures"})
-    assert told.rope_parameters == config.rope_parameters  # transformers itself reads it so
+    known = {key: value for key, value in older.items() if key not in ("architectures", "time_step_limit")}
+    told = AutoConfig.for_model(**known)  # without infinity, which only a file's reader understands
+    assert getattr(told, "rope_parameters", None) == getattr(
+        config, "rope_parameters", None
+    )  # transformers itself reads it so
     assert read(older) == want

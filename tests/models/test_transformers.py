@@ -299,7 +299,7 @@ def one_chunk(length: int, num_new: int, rows: dict[str, torch.Tensor]) -> Any:
     store = SimpleNamespace(rows=lambda index: rows, wants=lambda index, save: False)
     return SimpleNamespace(
         states=store, num_decode=0, num_requests=1, rows=torch.zeros(1, dtype=torch.int64), q_lens_cpu=[num_new],
-        seq_lens_cpu=[length], saves=(),
+        seq_lens_cpu=[length], saves=(), save_table=None,
     )  # fmt: skip
 
 

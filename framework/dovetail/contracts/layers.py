@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Act = Literal["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "clamped_silu_and_mul"]
+Act = Literal["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "clamped_silu_and_mul", "relu2"]
 """Activation of the first of two parts, times the second: `silu_and_mul` is `silu(gate) * up`.
 
 `clamped_silu_and_mul` is gpt-oss's: `gate * sigmoid(1.702 gate) * (up + 1)`, gate at most 7 and up within 7 of zero.
+`relu2` is for experts that have no gate: the square of what of `up` is above zero.
 """
 
 
@@ -363,7 +364,7 @@ class BuildContext:
         weigh: Literal["output", "input"] = "output",
         shard: Literal["inner", "expert"] | None = None,
     ) -> Experts:
-        """Make `num` gated MLPs; their matrices are `gate_up`, with the parts `gate` and `up`, and `down`.
+        """Make `num` MLPs; their matrices are `gate_up`, with the parts `gate`, but for `relu2`, and `up`, and `down`.
 
         Args:
             name: As for `linear`.

@@ -30,6 +30,7 @@ EXPERTS: Mapping[str, int] = {"E": 6, "H": 128, "I": 128, "C": 2}
 OTHERS = 3
 """Experts that other ranks have."""
 GATES: Sequence[tuple[Act, str]] = (("silu_and_mul", "output"), ("clamped_silu_and_mul", "input"))
+UNGATED: tuple[Act, str] = ("relu2", "output")
 EPS, SCALE = 1e-6, 0.5
 ROUNDING = Scaled(FLOAT8, activations=FLOAT8)
 """A form that lets a product round its rows; experts never have it."""
@@ -65,7 +66,7 @@ def _of_routers(op: str, dtype: str) -> Iterator[Case]:
 
 def _of_experts() -> Iterator[Case]:
     """All experts, and some of those that there are, whose rows no library takes."""
-    for at, (act, weigh) in enumerate(GATES):
+    for at, (act, weigh) in enumerate((*GATES, UNGATED)):
         ranks = {"first": OTHERS * at, "total": EXPERTS["E"] + OTHERS * at}
         yield {**EXPERTS, "I": 35 if at else 64}, {"act": act, "weigh": weigh, **ranks}
 
@@ -81,6 +82,7 @@ def _of_forms(op: str, dtype: str) -> Iterator[Case]:
             yield {"F": 37, "K": 128}, {"form": form, "act": act}
         elif op == "packed_experts":
             yield dict(EXPERTS), options
+            yield dict(EXPERTS), {**options, "act": UNGATED[0], "weigh": UNGATED[1]}
         else:
             routing = replace(ROUTINGS[0], num=EXPERTS["E"] + OTHERS, top_k=EXPERTS["C"])
             yield dict(EXPERTS), {**options, "routing": routing, "dtype": getattr(torch, dtype)}
@@ -162,7 +164,8 @@ class PackedOperands:
     def _matrices(self) -> list[Any]:
         num, hidden, inner = (self.dims[letter] for letter in "EHI")
         forms = self.options.get("forms", (None, None))
-        shapes = (num, 2 * inner, hidden), (num, hidden, inner)
+        wide = inner if self.options["act"] == UNGATED[0] else 2 * inner
+        shapes = (num, wide, hidden), (num, hidden, inner)
         given: list[Any] = []
         for form, shape in zip(forms, shapes, strict=True):
             given.append(self.draw(*shape) / 8 if form is None else matrix(form, shape, self.device))

@@ -53,10 +53,15 @@ class DenseDecoder(nn.Module):
         self.embed = self.embedding(config, ctx)
         self.rotary = Rotaries(config, ctx)
         self.layers = nn.ModuleList(
-            self.layer(config, index, ctx.at(f"layers.{index}")) for index in range(config.num_layers)
+            self.layer(config, index, ctx.at(f"layers.{index}")) for index in range(self.num_modules(config))
         )
         self.norm = self.make_norm(config.hidden_size, config.norm_eps, ctx)
         self.lm_head = self.head(config, ctx, self.embed if config.tie_word_embeddings else None)
+
+    @staticmethod
+    def num_modules(config: ModelConfig) -> int:
+        """Count its layers; several specs may be of one."""
+        return config.num_layers
 
     @staticmethod
     def make_norm(size: int, eps: float, ctx: BuildContext) -> nn.Module:

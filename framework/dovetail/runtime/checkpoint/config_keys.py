@@ -41,7 +41,7 @@ initializer_range initializer_factor initializer_cutoff_factor attention_dropout
 mlp_dropout resid_pdrop embd_pdrop attn_pdrop residual_dropout embedding_dropout hidden_dropout_prob
 attention_probs_dropout_prob classifier_dropout router_aux_loss_coef aux_loss_alpha seq_aux
 output_router_logits router_jitter_noise input_jitter_noise mtp_loss_scaling_factor gradient_checkpointing
-rescale_prenorm_residual seed
+rescale_prenorm_residual seed z_loss_coefficient
 # Other tasks and outputs than generation.
 is_matryoshka matryoshka_dimensions
 output_attentions output_hidden_states output_scores id2label label2id num_labels problem_type finetuning_task
@@ -51,7 +51,7 @@ task_specific_params classifier_bias classifier_activation summary_type summary_
 summary_proj_to_labels summary_first_dropout cross_attention_hidden_size tie_encoder_decoder pruned_heads
 # How it is computed, with the same result; what a draft model of the same file would use; layers without a window.
 pretraining_tp chunk_size_feed_forward ep_size deterministic_flash_attn model_max_length max_window_layers
-num_nextn_predict_layers
+num_nextn_predict_layers mamba_chunk_size use_mamba_kernels
 # The rope's parameters say it, too (gpt-oss).
 initial_context_length
 """)

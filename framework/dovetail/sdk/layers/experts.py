@@ -76,7 +76,7 @@ class GatedExperts(nn.Module):
         shard: Literal["inner", "expert"],
     ) -> None:
         super().__init__()
-        parts = (Part("gate", inner), Part("up", inner))
+        parts = (Part("gate", inner), Part("up", inner))[act == "relu2" :]
         cut: tuple[Literal["out", "expert"], Literal["in", "expert"]] = (
             ("expert", "expert") if shard == "expert" else ("out", "in")
         )
@@ -85,7 +85,12 @@ class GatedExperts(nn.Module):
         self._sums, self._top_k = ctx.rank_sums(hidden), top_k
         dims = {"E": self.gate_up.local_experts, "H": hidden, "I": self.down.local_in, "C": top_k}
         first = self.gate_up.first_expert
-        self._place: dict[str, Any] = {**dims, "act": gated(path, act, parts) or act, "weigh": weigh, "first": first}
+        self._place: dict[str, Any] = {
+            **dims,
+            "act": act if act == "relu2" else gated(path, act, parts),
+            "weigh": weigh,
+            "first": first,
+        }
         self.bind(ctx)
 
     def bind(self, ctx: BuildContext) -> None:

@@ -62,8 +62,10 @@ def gated(name: str, act: Act | None, parts: Sequence[Part]) -> Act | None:
     """Return `act`, which needs a gate and what it multiplies.
 
     Raises:
-        ModelError: The parts are not two of one width.
+        ModelError: The parts are not two of one width, or it is for experts only.
     """
+    if act == "relu2":
+        raise ModelError(f"{name}: relu2 has no gate and is for experts only; apply it to what the matrix makes")
     if act is not None and (len(parts) != 2 or parts[0].width != parts[1].width):
         raise ModelError(f"{name}: {act} takes two parts of one width, not {[part.width for part in parts]}")
     return act

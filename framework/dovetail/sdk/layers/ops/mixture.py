@@ -105,8 +105,8 @@ def experts(
         x: `[T, H]`.
         ids: `[T, C]`, numbers among all ranks' experts; those that are not here add nothing.
         shares: `[T, C]`.
-        gate_up: `[E, 2I, H]`, of the experts here.
-        gate_up_bias: `[E, 2I]`, or None.
+        gate_up: `[E, 2I, H]`, of the experts here; with `relu2`, which has no gate, `[E, I, H]`.
+        gate_up_bias: `[E, 2I]`, or None; see there.
         down: `[E, H, I]`.
         down_bias: `[E, H]`, or None.
         residual: `[T, H]`, or None.
@@ -155,7 +155,7 @@ def parts_of_experts(ask: Ask) -> tuple[Component, ...]:
     """Return what `each_expert` is put together of."""
     return (
         Component("act_and_mul", {"F": "I"}, {"act": ask.option("act")}),
-        Component("linear", {"N": "2I", "K": "H"}),
+        Component("linear", {"N": "I" if ask.option("act") == "relu2" else "2I", "K": "H"}),
         Component("linear", {"N": "H", "K": "I"}),
     )
 

@@ -73,7 +73,9 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
 
 
 def act_and_mul(gate_up: Tensor, *, act: Act) -> Tensor:
-    """The activation of the first half times the second, `[T, 2F]` to `[T, F]`."""
+    """The activation of the first half times the second, `[T, 2F]` to `[T, F]`; `relu2` maps `[T, F]`."""
+    if act == "relu2":
+        return F.relu(gate_up).square()
     if act == "silu_and_mul":
         return silu_and_mul(gate_up)
     if act == "clamped_silu_and_mul":

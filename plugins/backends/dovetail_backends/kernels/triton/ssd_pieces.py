@@ -139,5 +139,8 @@ def ssd_prefill(
 
 
 def tile(width: int) -> tuple[int, int, int]:
-    """Return values of a program of the fold, its warps, and how many pieces are loaded ahead."""
+    """Return values of a program of the fold, its warps, and how many pieces are loaded ahead.
+
+    Only these were tried on a GPU: with another tile, a run ended with an illegal memory access of unknown cause.
+    """
     return min(32, max(16, triton.next_power_of_2(width))), 4, 2

@@ -1,0 +1,138 @@
+"""Models of Mamba 2 with weak decays: transformers' logits, and with `--batch-invariant` the same bits anyhow."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mamba_models import make_mamba
+from parity import check_logits, check_schedules
+
+from dovetail.contracts.errors import ModelError
+from dovetail.messages import SamplerParams, Submit, TokenDelta
+from dovetail_models.falcon_h1 import ONE
+from dovetail_testing.engine import generate, serve, tokens
+
+FACTORS = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.3, "logits_scaling": 5.0}
+PERTURBED: dict[str, list[dict[str, Any]]] = {
+    "granitemoehybrid": [
+        {"hidden_size": 60, "mamba_n_heads": 6, "mamba_d_head": 20, "mamba_n_groups": 2, "mamba_d_state": 24,
+         "mamba_d_conv": 3, "mamba_chunk_size": 32},
+        {**FACTORS, "num_local_experts": 0, "position_embedding_type": "rope", "mamba_proj_bias": True,
+         "mamba_conv_bias": False, "tie_word_embeddings": True, "attention_bias": True},
+        {"layer_types": ["attention", "mamba", "mamba"], "num_hidden_layers": 3, "mamba_n_groups": 4,
+         "time_step_limit": (0.01, 0.05), "num_key_value_heads": 1},
+    ],
+    "bamba": [
+        {"hidden_size": 60, "mamba_n_heads": 6, "mamba_d_head": 20, "mamba_n_groups": 3, "mamba_d_state": 24,
+         "mamba_d_conv": 3, "attn_layer_indices": [0]},
+        {"mamba_proj_bias": True, "mamba_conv_bias": False, "tie_word_embeddings": True, "attention_bias": True,
+         "mlp_bias": True, "num_key_value_heads": 1},
+        {"num_hidden_layers": 3, "mamba_n_groups": 4, "time_step_limit": (0.01, 0.05), "head_dim": 24,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}},
+    ],
+    "falcon_h1": [
+        {"mamba_d_ssm": 120, "mamba_n_heads": 6, "mamba_d_head": 20, "mamba_n_groups": 2, "mamba_d_state": 24,
+         "mamba_d_conv": 3, "mamba_rms_norm": True, "tie_word_embeddings": True},
+        {**dict.fromkeys(ONE, 0.7), "ssm_multipliers": [0.9, 1.2, 0.8, 1.3, 0.7], "mlp_multipliers": [0.6, 1.4],
+         "mamba_proj_bias": True, "projectors_bias": True, "attention_bias": True, "mlp_bias": True},
+        {"mamba_d_ssm": None, "mamba_d_head": 32, "mamba_n_groups": 4, "mamba_rms_norm": True,
+         "mamba_norm_before_gate": False, "mamba_conv_bias": False, "ssm_in_multiplier": 0.5},
+    ],
+    "nemotron_h": [
+        {"mamba_num_heads": 6, "mamba_head_dim": 20, "n_groups": 2, "ssm_state_size": 24, "conv_kernel": 3,
+         "layers_block_type": ["mlp", "mamba", "attention", "mlp", "mamba"], "num_hidden_layers": 5},
+        {"layers_block_type": ["attention", "mamba", "moe"], "num_hidden_layers": 3, "moe_latent_size": 24,
+         "n_groups": 4, "time_step_min": 0.02, "n_routed_experts": 6, "n_group": 3, "topk_group": 2,
+         "routed_scaling_factor": 2.5, "norm_topk_prob": False},
+        {"use_bias": True, "use_conv_bias": False, "mlp_bias": True, "mlp_hidden_act": "relu2", "head_dim": 24,
+         "tie_word_embeddings": True, "layers_block_type": ["mamba", "mlp", "attention", "moe"],
+         "moe_shared_expert_intermediate_size": 48},
+    ],
+}  # fmt: skip
+"""Three changes of each family."""
+CASES = [(kind, {}) for kind in PERTURBED] + [(kind, one) for kind, changes in PERTURBED.items() for one in changes]
+LENGTHS = [63, 64, 65, 127, 128, 129, 1000, pytest.param(4097, marks=pytest.mark.full)]
+ON: dict[str, Any] = {"batch_invariant": True, "page_size": 4, "model_impl": "dovetail"}
+
+
+@pytest.mark.parametrize(("kind", "changes"), CASES)
+def test_logits_and_tokens_are_transformers(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """A prompt whole, in chunks that cut pieces, and 64 decoded tokens."""
+    model = make_mamba(tmp_path, kind, **changes)
+    for chunk in (100, 33):
+        check_logits(tmp_path, model, chunk=chunk, model_impl="dovetail")
+
+
+@pytest.mark.parametrize("kind", PERTURBED)
+def test_schedules_give_transformers_tokens(kind: str, tmp_path: Path) -> None:
+    """Requests that hit cached states, and that are retracted."""
+    outcome = check_schedules(tmp_path, make_mamba(tmp_path, kind), model_impl="dovetail")
+    assert outcome.cached
+    assert outcome.retractions
+
+
+def seen(deltas: list[TokenDelta]) -> tuple[list[int], list[Any]]:
+    """Tokens, and log probabilities to the last bit."""
+    return tokens(deltas), [logprob for delta in deltas for logprob in delta.logprobs or ()]
+
+
+@pytest.fixture(scope="module", params=PERTURBED)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose context is long enough."""
+    made = tmp_path_factory.mktemp("mamba")
+    make_mamba(made, request.param, max_position_embeddings=8192)
+    return made
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_reply_has_the_same_bits_however_it_came(length: int, folder: Path) -> None:
+    """Cold, behind a cached state, in other chunks, and beside others."""
+    rng = random.Random(length)
+    prompt = [rng.randrange(5, 130) for _ in range(length)]
+    others = [[rng.randrange(5, 130) for _ in range(11 + 7 * i)] for i in range(7)]
+    params = SamplerParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2)
+    settings = {**ON, "max_total_tokens": 16384, "chunked_prefill_size": 8192}
+    [cold] = generate(folder, [prompt], params, **settings)
+    again = Submit(rid="b", prompt_ids=prompt, params=params)
+    first = Submit(rid="a", prompt_ids=[*prompt[: length - 5], 7, 8, 9], params=params)
+    hit = serve(folder, [first, again], max_running_requests=1, **settings)[1]
+    assert hit[-1].cached_tokens == (length - 5) // 64 * 64
+    assert seen(hit) == seen(cold)
+    for size in (64, 192, 50):
+        [cut] = generate(folder, [prompt], params, **{**settings, "chunked_prefill_size": size})
+        assert seen(cut) == seen(cold), size
+    beside = generate(folder, [*others, prompt], params, **{**settings, "chunked_prefill_size": 200})
+    assert seen(beside[-1]) == seen(cold)
+
+
+def test_a_retracted_reply_goes_on_with_the_same_bits(folder: Path) -> None:
+    """What was decoded is computed again as a prompt, and behind it nothing differs."""
+    prompts = [[(7 * i + j) % 120 + 5 for j in range(60)] for i in range(5)]
+    params = SamplerParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=1)
+    tight = generate(folder, prompts, params, max_total_tokens=384, **ON)
+    assert max(deltas[-1].num_retractions for deltas in tight) > 0
+    roomy = generate(folder, prompts, params, **ON)
+    assert [seen(deltas) for deltas in tight] == [seen(deltas) for deltas in roomy]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"mamba_d_head": 31}, "4 mamba_n_heads of 31 numbers .mamba_d_head. are not 128"),
+        ({"mamba_n_groups": 3}, "mamba_n_heads is 4; possible: multiples of mamba_n_groups, 3"),
+        ({"time_step_limit": [0.1]}, "time_step_limit is .*; possible: two numbers"),
+        ({"layer_types": ["mamba", "moe"]}, "layer_types is .*; possible: 2 of mamba and attention"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(changes: dict[str, Any], said: str) -> None:
+    """The message says what was given, and what is possible."""
+    from families import config_of
+
+    from dovetail_models.granite_hybrid import GraniteMoeHybrid
+
+    hf = {**config_of("granitemoehybrid").to_dict(), "architectures": ["GraniteMoeHybridForCausalLM"], **changes}
+    with pytest.raises(ModelError, match=said):
+        GraniteMoeHybrid.config_from_hf(hf)
