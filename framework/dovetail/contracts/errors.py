@@ -16,7 +16,7 @@ A message says what was given, what is possible and what to do.
 
 from __future__ import annotations
 
-MAX_CHARS = 2000
+MAX_CHARS = 3000
 """Of a message: the names of all architectures fit. Values of files and requests that it repeats have any length."""
 
 
