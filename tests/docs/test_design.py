@@ -65,6 +65,17 @@ def test_every_file_that_is_named_is_there() -> None:
     assert sorted(path for path in named if not any((home / path).exists() for home in homes)) == []
 
 
+def test_every_name_behind_a_file_is_defined_there() -> None:
+    """Names in parentheses behind a file of `paths.md` are functions of it."""
+    found = re.findall(r"`([a-z_/]+\.py)` \(`(\w+)`(?:, `(\w+)`)?", PAGES["paths.md"])
+    texts = {
+        path: next(h / path for h in PACKAGES.values() if (h / path).exists()).read_text("utf-8") for path, *_ in found
+    }
+    named = [(path, name) for path, *names in found for name in names if name]
+    assert len(named) > 10
+    assert [(path, name) for path, name in named if f"def {name}(" not in texts[path]] == []
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_of_the_design_is_short_and_listed(name: str) -> None:
     """Under 800 words without its picture, and linked from the index."""
