@@ -144,7 +144,7 @@ class ProcessClient(StreamClient):
         return super().submit(request, every=every)
 
     def close_stream(self, entry: RequestEntry, *, finished: bool) -> None:
-        """See `StreamClient.leave`."""
+        """See `StreamClient.close_stream`."""
         super().close_stream(entry, finished=finished)
         if entry is self._tried:
             self._try_next()

@@ -99,7 +99,7 @@ class EngineRequest:
         node: Node of the tree whose path it has locked.
         branch: Leading tokens that the tree knew when it was admitted, whether it could go on from their end or not.
         computed_len: Leading tokens whose keys and values are in its pages, or will be once the device is there.
-        in_flight: InFlightStep steps that it is part of and whose outcome has not been read.
+        in_flight: Launched steps that it is part of whose outcome has not been read.
         num_sampled: Tokens that it has, or will have once the steps in flight are read.
         on_device: Its next token is in its device row, so that it can decode.
         void_step: Number of the last step whose token for it is dropped: what it was computed from does not hold, or

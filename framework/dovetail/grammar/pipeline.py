@@ -2,7 +2,7 @@
 
 Each step in the module that takes it:
 
-1. **Parse.** `spec.fields` reads every spelling (`response_format`, `guided_json`, `regex`, …) into one `GrammarSpec`;
+1. **Parse.** `spec.fields` reads every spelling (`response_format`, `regex`, …) into one `GrammarSpec`;
    `spec.limits` bounds its size and depth, `spec.tool_route` does the same for tools and a tool parser's format.
 2. **Normalise.** `spec.normal` writes any draft in the newest one's keywords, every reference local, and says `not`,
    `if`, `oneOf` and their like in keywords that backends enforce. Places in the schema as given are kept.

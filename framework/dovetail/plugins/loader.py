@@ -36,7 +36,7 @@ logger = logging.getLogger("dovetail.plugins")
 
 
 def load(plan: PluginPlan, role: str | None) -> LoadedPlugins:
-    """Import what `plan` holds for `role`. The first thing that every process does.
+    """Import what `plan` holds for `role`; each process does so once for each use of the plan.
 
     Plugins asked for by name are imported now; candidates of `auto` when `candidates`, `get` or `all` come to them.
 

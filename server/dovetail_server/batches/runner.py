@@ -245,7 +245,7 @@ class Runner:
 
         Raises:
             OSError: Not now: all requests wait a while, each time longer.
-            UnreadableError: It failed too often for a reason that does not pass.
+            UnreadableFileError: It failed too often for a reason that does not pass.
         """
         path = self.layout.batch(line.batch_id) / "input.jsonl"
         try:

@@ -1,6 +1,6 @@
 """Where a route gets its body, and what it becomes. Small ones are read here, in a thread if that takes a while.
 
-Large ones go as they are to a process that can be killed (`bodies/`), which gives back either the reply, or the prompts
+Large ones go as they are to a process that can be killed (`reading/`), which returns either the reply, or the prompts
 and what is left of the body without them. So do small ones that a checkpoint's template or tokenizer takes long for.
 """
 

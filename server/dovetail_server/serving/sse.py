@@ -5,7 +5,7 @@ is a real HTTP status; when that takes longer than `--stream-keep-alive` (a prom
 headers go out without it, and from then on an error is an event. A silent stream gets a comment at that interval.
 
 What a client does not take stays in two places, both bounded: the connection's buffer, and the deltas that wait for the
-generator, merged into one (`Inbox`). A client that takes nothing for `--stream-write-timeout` is cut off.
+generator, merged into one (`RequestEntry`). A client that takes nothing for `--stream-write-timeout` is cut off.
 """
 
 from __future__ import annotations

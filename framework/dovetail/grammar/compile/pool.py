@@ -35,7 +35,7 @@ class WorkerPool:
 
     def __init__(self, start: ChildStart, max_jobs: int) -> None:
         """Start nothing yet."""
-        self._template = ForkTemplate("dovetail.grammar.compile.child", start)
+        self._fork_server = ForkTemplate("dovetail.grammar.compile.child", start)
         self._slots = threading.Semaphore(max_jobs)
         self._lock = threading.Lock()
         self._working: set[int] = set()
@@ -43,12 +43,12 @@ class WorkerPool:
     @property
     def fork_server_pid(self) -> int | None:
         """Id of the process that forks the others; None while there is none."""
-        return self._template.pid
+        return self._fork_server.pid
 
     @property
     def is_ready(self) -> bool:
         """Whether a job begins as soon as it comes."""
-        return self._template.is_ready
+        return self._fork_server.is_ready
 
     @property
     def pids(self) -> list[int]:
@@ -69,22 +69,22 @@ class WorkerPool:
             raise ChildTimeoutError
         try:
             for _ in range(2):
-                template = self._get_template(timeout_s - (time.monotonic() - began))
+                server = self._get_fork_server(timeout_s - (time.monotonic() - began))
                 job = msgspec.structs.replace(job, timeout_s=max(MIN_S, timeout_s - (time.monotonic() - began)))
                 try:
-                    with template.fork() as channel:
+                    with server.fork() as channel:
                         return self._follow(channel, job)
                 except ForkStartError as error:
                     raise ChildStartError(str(error)) from None
                 except GoneError:  # before the job began
-                    self._template.discard(template)
+                    self._fork_server.discard(server)
             raise ChildStartError("its process did not start")
         finally:
             self._slots.release()
 
     def warm_up(self) -> None:
-        """Begin to start the template ahead of the first job, which tries again where it fails, and says so."""
-        self._template.ready()
+        """Begin to start the fork server ahead of the first job, which tries again where it fails, and says so."""
+        self._fork_server.ready()
 
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until jobs begin as soon as they come.
@@ -92,11 +92,11 @@ class WorkerPool:
         Raises:
             ChildStartError: That could not be, or not in time.
         """
-        self._get_template(timeout_s)
+        self._get_fork_server(timeout_s)
 
     def close(self) -> None:
         """End all processes; a job in one of them ends with `ChildDiedError`."""
-        self._template.close()
+        self._fork_server.close()
         for pid in self.pids:
             kill_process(pid)
 
@@ -130,8 +130,8 @@ class WorkerPool:
             with self._lock:
                 self._working.discard(pid)
 
-    def _get_template(self, timeout_s: float) -> ForkServer:
+    def _get_fork_server(self, timeout_s: float) -> ForkServer:
         try:
-            return self._template.get(max(0.0, timeout_s))
+            return self._fork_server.get(max(0.0, timeout_s))
         except ForkStartError as error:
             raise ChildStartError(str(error)) from None

@@ -20,8 +20,8 @@ class TokenSets:
     """Masks of a vocabulary that every constraint may need; made once.
 
     Attributes:
-        eos: The ids that end a reply.
-        not_eos: All others.
+        eos: Mask row of the ids in `eos_ids`, which end a reply.
+        not_eos: Mask row of all others.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:

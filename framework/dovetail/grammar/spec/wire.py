@@ -14,7 +14,7 @@ MIN_S = 0.1
 
 
 class ChildStart(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """First message to a template process.
+    """First message to a fork server.
 
     Without a `plan` it judges texts only. `max_bytes` is what a job may allocate beyond what was loaded.
     """

@@ -1,8 +1,9 @@
 """What the device knows of running requests: one stable row each, changed by differences only.
 
-A request keeps its row from admission until it is cleared. The sampler writes the next token where the next step reads
-it, so that a step can be launched before the host knows the last one's tokens. What a step changes is sent before it is
-computed, in one copy however many rows it touches. S device rows, one for each request, and behind them spare ones.
+A request keeps its row from admission until it is cleared. The next token is written where the next step reads it, so
+that a step can be launched before the host knows the last one's tokens: eagerly `Stepper._sample` writes it through
+`DeviceState.set_next`, in a graph its last kernel does. What a step changes is sent before it is computed, in one copy
+however many rows it touches. S device rows, one for each request, and behind them spare ones.
 """
 
 from __future__ import annotations

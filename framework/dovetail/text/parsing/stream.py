@@ -58,7 +58,7 @@ class StreamFinish:
 class OutputStream:
     """One choice's output.
 
-    `feed` gives out the events of `contracts.reasoning` except `Malformed`, whose text arrives as content. Adjacent
+    `feed` gives out the events of `contracts.output` except `Malformed`, whose text arrives as content. Adjacent
     text of one kind is one event. The attributes hold the whole reply so far; what was held back joins them when the
     choice ends.
 
