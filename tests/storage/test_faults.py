@@ -257,7 +257,7 @@ def test_an_input_that_stays_unreadable_fails_its_batch(monkeypatch: pytest.Monk
             SimpleNamespace(wake=lambda: None),  # type: ignore[arg-type]
         )
         while codes:
-            await one.look([{"id": "batch_1", "status": "validating"}])
+            await one.advance([{"id": "batch_1", "status": "validating"}])
             await asyncio.gather(*one._tasks.values())
         assert one.problem is None
 

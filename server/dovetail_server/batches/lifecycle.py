@@ -1,4 +1,4 @@
-"""Moves batches on: has them validated and finished, beside the lines that run, a few at a time."""
+"""Advances batches: has them validated and finished, beside the lines that run, a few at a time."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class BatchLifecycle:
 
     @property
     def problem(self) -> str | None:
-        """Why a batch cannot be moved on now, or None."""
+        """Why a batch cannot advance now, or None."""
         return next((f"{batch_id}: {pause.reason}" for batch_id, pause in self._pauses.items()), None)
 
-    async def look(self, rows: Sequence[RowMapping]) -> None:
+    async def advance(self, rows: Sequence[RowMapping]) -> None:
         """Begin what is due."""
         known = {str(row["id"]) for row in rows}
         self._pauses = {key: pause for key, pause in self._pauses.items() if key in known}
@@ -59,13 +59,13 @@ class BatchLifecycle:
                 continue
             is_paused = batch_id in self._pauses and self._pauses[batch_id].is_on
             if batch_id not in self._tasks and len(self._tasks) < MAX_AT_ONCE and not is_paused:
-                self._tasks[batch_id] = self.state.tasks.start("batch care", self._run(row))
+                self._tasks[batch_id] = self.state.tasks.start("batch lifecycle", self._run(row))
 
     async def _run(self, row: RowMapping) -> None:
         """Validate or finish a batch, if nobody else does; a fault is noted, and it is tried again later."""
         batch_id = str(row["id"])
         try:
-            await self._move_on(row)
+            await self._advance(row)
             self._pauses.pop(batch_id, None)
             self._num_unreadable.pop(batch_id, None)
         except LeaseLostError:
@@ -85,7 +85,7 @@ class BatchLifecycle:
             logger.warning("Batch %s pauses: %s", batch_id, reason)
         pause.begin(reason)
 
-    async def _move_on(self, row: RowMapping) -> None:
+    async def _advance(self, row: RowMapping) -> None:
         lease = await self.store.lease(str(row["id"]))
         if lease is None:
             return

@@ -67,7 +67,7 @@ class BatchService:
         )
         self.runner = Runner(state, self.batches, self.lines, self.writer, layout)
         self.batch_lifecycle = BatchLifecycle(state, self.batches, self.finalizer, self.runner)
-        self.runner.advance = self.batch_lifecycle.look
+        self.runner.advance = self.batch_lifecycle.advance
         self.responses = ResponseStore(settings, database, self.owner, state.tasks, state.keys)
         self.completions = CompletionStore(settings, database)
         self.conversations = ConversationStore(settings, database, state.keys)
