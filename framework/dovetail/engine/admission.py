@@ -241,7 +241,7 @@ class Admission:
             self._deferred.add(self._first_page(request))
             return AdmissionAnswer.LATER
         whole = self._limits.cut_prompts or not self._plan.chunks or self._uncached(request) <= self._budget
-        if not whole or not self._make_space(request):
+        if not whole or not self._retract_until_fits(request):
             request.matched_pages, request.matched_version = request.num_tree_pages, self._pages.tree.version
             self._pages.unmatch(request)
             return AdmissionAnswer.NO_ROOM
@@ -314,7 +314,7 @@ class Admission:
             return True
         return bool(self._retractable(request))
 
-    def _make_space(self, request: EngineRequest) -> bool:
+    def _retract_until_fits(self, request: EngineRequest) -> bool:
         """Whether `request` fits beside the running ones, after retracting those that give way to it."""
         while not self._fits(request):
             candidates = self._retractable(request)
