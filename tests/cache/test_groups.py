@@ -179,7 +179,7 @@ class Oracle:
         for lock in [x for x in self.locks if x.ids[: len(prefix)] == prefix]:
             self.locks.remove(lock)
             self.tree.unlock(lock.node, lock.firsts)
-        gone = self.tree.cut([{page} if g == group else set() for g in range(len(self.reaches))])
+        gone = self.tree.discard_nodes([{page} if g == group else set() for g in range(len(self.reaches))])
         self.drop(gone)
         assert not any(p[: len(prefix)] == prefix for own in self.cached for p in own)
         self.locks = [lock for lock in self.locks if self.tree.path(lock.node)]
@@ -194,7 +194,7 @@ class Oracle:
         for lock in [x for x in self.locks if x.seen[g] & bad]:
             self.locks.remove(lock)
             self.tree.unlock(lock.node, lock.firsts)
-        gone = self.tree.drop([bad if i == g else set() for i in range(len(self.reaches))])
+        gone = self.tree.discard([bad if i == g else set() for i in range(len(self.reaches))])
         assert sorted(gone[g]) == sorted(bad & set(self.cached[g].values()))
         assert not any(pages for i, pages in enumerate(gone) if i != g)
         self.drop(gone)

@@ -68,7 +68,7 @@ def test_the_queue_of_leaves_has_one_entry_a_node() -> None:
             tree.unlock(node)
     assert len(tree._leaves) <= 20
     for i in range(20):
-        assert sorted(tree.cut([{2 * i + 1}])[0]) == [2 * i + 1, 2 * i + 2]
+        assert sorted(tree.discard_nodes([{2 * i + 1}])[0]) == [2 * i + 1, 2 * i + 2]
     assert (tree._leaves, tree.num_pages()) == ([], 0)
 
 
@@ -83,7 +83,7 @@ def test_nothing_is_kept_of_a_salt_without_pages() -> None:
     tree.insert([1, 2, 3], [[8]], "b")
     assert tree.evict([1])[0] == [7]
     assert list(tree._roots) == ["b"]
-    assert tree.cut([{8}])[0] == [8]
+    assert tree.discard_nodes([{8}])[0] == [8]
     assert (tree._roots, tree._salts) == ({}, {})
 
 
@@ -94,7 +94,7 @@ def test_a_cut_takes_all_below_it_and_nothing_else() -> None:
     _, other = tree.insert([1, 1, 1, 4, 4, 4], [[1, 4]])
     _, below = tree.insert([1, 1, 1, 2, 2, 2, 5, 5, 5], [[1, 2, 5]])
     tree.lock(below)
-    assert sorted(tree.cut([{2}])[0]) == [2, 3, 5]
+    assert sorted(tree.discard_nodes([{2}])[0]) == [2, 3, 5]
     assert (tree.num_locked, tree.num_evictable) == (1, 1)
     assert tree.match([1, 1, 1, 2, 2, 2])[0][0] == [1]
     assert [page for node in tree.path(other) for page in node.pages[0]] == [1, 4]

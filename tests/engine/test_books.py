@@ -88,7 +88,7 @@ class Books:
             scheduler.launching(plan)
             while world.flying:
                 self.read(world.flying.pop(0))
-            scheduler.cut(plan, plan.requests)
+            scheduler.discard(plan, plan.requests)
             self.check()
             return
         if plan.requests:
@@ -179,7 +179,7 @@ class Books:
         written = {request for request, _, _ in plan.writes}
         broken = [request for request in plan.requests if request in self.broken[plan.number] and request in written]
         if broken:
-            scheduler.cut(plan, broken)
+            scheduler.discard(plan, broken)
             for request in broken:
                 if request.finish is None:
                     request.finish = Finish("abort")

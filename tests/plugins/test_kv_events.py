@@ -90,7 +90,7 @@ def test_the_journal_is_what_the_tree_holds() -> None:
         if rng.random() < 0.3:
             free += tree.evict([rng.randint(1, 5)])[0]
         if rng.random() < 0.05 and tree.num_pages():
-            free += tree.cut([{rng.choice([page for node in tree.nodes() for page in node.pages[0]])}])[0]
+            free += tree.discard_nodes([{rng.choice([page for node in tree.nodes() for page in node.pages[0]])}])[0]
         for event in names.translate(journal):
             index._apply(msgspec.to_builtins(event) | {"type": type(event).__name__})
         journal.clear()

@@ -156,7 +156,7 @@ class PartialGroup:
                 self._unclaim(least)
         return gone, losers
 
-    def drop(self, nodes: Iterable[Node], pages: Set[int]) -> tuple[list[int], list[Node]]:
+    def discard(self, nodes: Iterable[Node], pages: Set[int]) -> tuple[list[int], list[Node]]:
         """Drop pages of `nodes` whose contents are invalid, claimed or not; no request sees them.
 
         Returns:

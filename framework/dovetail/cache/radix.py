@@ -201,7 +201,7 @@ class RadixTree:
                     self._prune(node)
         return gone
 
-    def cut(self, pages: Sequence[Set[int]]) -> Pages:
+    def discard_nodes(self, pages: Sequence[Set[int]]) -> Pages:
         """Remove every node that holds one of `pages` of each group, with all below it, locked or not.
 
         Returns:
@@ -223,14 +223,14 @@ class RadixTree:
             self._queue_leaves()
         return gone
 
-    def drop(self, pages: Sequence[Set[int]]) -> Pages:
-        """As `cut`, but nodes that only lack pages of groups in `partial` then stay, with holes.
+    def discard(self, pages: Sequence[Set[int]]) -> Pages:
+        """As `discard_nodes`, but nodes that only lack pages of groups in `partial` then stay, with holes.
 
         That is enough where the readers of such a page are known: other pages of the node are valid.
         """
-        gone = self.cut([set() if g in self.partial else own for g, own in enumerate(pages)])
+        gone = self.discard_nodes([set() if g in self.partial else own for g, own in enumerate(pages)])
         for g, partial in self.partial.items():
-            found, emptied = partial.drop(list(self.nodes()), pages[g]) if pages[g] else ([], [])
+            found, emptied = partial.discard(list(self.nodes()), pages[g]) if pages[g] else ([], [])
             gone[g] += found
             self.version += bool(found)
             for node in () if self._full else emptied:

@@ -255,7 +255,7 @@ class EngineCore:
     def _recover(self, plan: StepPlan, failure: StepError) -> list[TokenDelta]:
         """Undo a step that has failed; end its request if there is no other way to go on."""
         self._masks.forget()
-        self.scheduler.cut(plan, plan.requests)
+        self.scheduler.discard(plan, plan.requests)
         request = self.recovery.failed(plan, failure)
         return [] if request is None else [self._replies.last(request, finish_of(failure))]
 

@@ -248,12 +248,12 @@ class KVCacheManager:
         self._forget(request)
         request.computed_len, request.on_device = 0, False
 
-    def cut(self, pages: Sequence[Set[int]]) -> None:
+    def discard(self, pages: Sequence[Set[int]]) -> None:
         """Forget what the tree has of `pages` and beyond, and zero it and them: what they hold may not be finite.
 
         No running request reads them any more. The device zeroes them before the next step.
         """
-        for g, (bad, gone) in enumerate(zip(pages, self.tree.drop(pages), strict=True)):
+        for g, (bad, gone) in enumerate(zip(pages, self.tree.discard(pages), strict=True)):
             self.allocators[g].free(gone)
             self.rows.zero_pages(g, [*{*bad, *gone}])
 
@@ -327,7 +327,7 @@ class KVCacheManager:
         num_stuck = max(0, self.tree.num_locked - locked)
         for request in affected:
             self._strip(request)
-        self.tree.cut(shared)
+        self.tree.discard_nodes(shared)
         lost = [r for r in running if r.node is not None and r.node.end and not self.tree.path(r.node)]
         for request in lost:  # others' pages of a node went with it
             self._strip(request)

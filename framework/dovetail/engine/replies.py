@@ -81,7 +81,7 @@ class Replies:
         """End requests whose logits in a step are not finite, before more of their tokens are sent."""
         written = {request for request, _, _ in plan.writes}  # a missing request was undone with an earlier step
         non_finite = [r for r, ok in zip(plan.requests, output.finite, strict=True) if not ok and r in written]
-        self.scheduler.cut(plan, non_finite)
+        self.scheduler.discard(plan, non_finite)
         return [self.last(request, NOT_FINITE) for request in non_finite if request.finish is None]
 
     def _take_prompt_logprobs(self, plan: StepPlan, output: StepOutput) -> None:

@@ -147,7 +147,7 @@ class Scheduler:
                 if request.row >= 0 and plan.number > request.void_step:
                     self.pages.slide(request, start + num_new.get(request, 1))
 
-    def cut(self, plan: StepPlan, non_finite: list[EngineRequest]) -> None:
+    def discard(self, plan: StepPlan, non_finite: list[EngineRequest]) -> None:
         """Undo what a step wrote for `non_finite` requests, and what later steps made of it: it does not count.
 
         All of these requests go back to the queue, as far as they run, with what they had before; nothing was emitted
@@ -160,7 +160,7 @@ class Scheduler:
                 request.cached_len = -1
             if request.row >= 0:
                 self._put_back(request)
-        self.pages.cut(poisoned)
+        self.pages.discard(poisoned)
 
     def put_back(self, request: EngineRequest) -> None:
         """Let a running request wait again; what steps under way choose for it does not count."""
