@@ -68,10 +68,10 @@ def at_once(attempt: int, most: int) -> int:
 class LineStore:
     """The table `batch_lines`, as one process uses it."""
 
-    def __init__(self, database: Database, owner: ProcessLease, processes: Processes) -> None:
-        """Wrap an open database; `owner` is this process."""
+    def __init__(self, database: Database, lease: ProcessLease, processes: Processes) -> None:
+        """Wrap an open database; `lease` names this process."""
         self.database = database
-        self.owner = owner
+        self.lease = lease
         self.processes = processes
 
     async def insert(self, db: Any, batch_id: str, found: Sequence[tuple[int, str, int, int]]) -> None:
@@ -105,7 +105,7 @@ class LineStore:
         )
         async with self.database.write() as db:
             await self.processes.check(db)
-            me = self.owner.name
+            me = self.lease.name
             status = sa.select(batches.c.status).where(batches.c.id == batch["id"])
             if (await db.execute(status)).scalar_one_or_none() != "in_progress":
                 return [], False
@@ -163,7 +163,7 @@ class LineStore:
 
     async def free_lost(self, in_hand: Collection[tuple[str, int]]) -> int:
         """Free what this process holds in the database and no longer knows of, as after an error; return how much."""
-        query = sa.select(lines).where(lines.c.state == "leased", lines.c.lease_owner == self.owner.name)
+        query = sa.select(lines).where(lines.c.state == "leased", lines.c.lease_owner == self.lease.name)
         async with self.database.read() as db:
             found = (await db.execute(query)).mappings().all()
         lost = [row for row in found if (row["batch_id"], row["line_no"]) not in in_hand]

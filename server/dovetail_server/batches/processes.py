@@ -30,29 +30,29 @@ class LeaseLostError(DovetailError):
 class Processes:
     """The table `processes`, and what the processes in it hold, as one of them sees it."""
 
-    def __init__(self, database: Database, owner: ProcessLease) -> None:
-        """Wrap an open database."""
+    def __init__(self, database: Database, lease: ProcessLease) -> None:
+        """Wrap an open database; `lease` names this process."""
         self.database = database
-        self.owner = owner
+        self.lease = lease
         self._seen: dict[str, tuple[int, int]] = {}
         """Of each other process the last beat, and in how many looks it has not moved."""
 
     async def join(self) -> None:
         """Write down that this process lives."""
         async with self.database.write() as db:
-            await db.execute(sa.delete(processes).where(processes.c.name == self.owner.name))
-            await db.execute(sa.insert(processes).values(name=self.owner.name, beat=0))
+            await db.execute(sa.delete(processes).where(processes.c.name == self.lease.name))
+            await db.execute(sa.insert(processes).values(name=self.lease.name, beat=0))
 
     async def beat(self) -> bool:
         """Count up; return False where this process was taken for gone and must `join` under a new name."""
-        query = sa.update(processes).where(processes.c.name == self.owner.name).values(beat=processes.c.beat + 1)
+        query = sa.update(processes).where(processes.c.name == self.lease.name).values(beat=processes.c.beat + 1)
         async with self.database.write() as db:
             return bool((await db.execute(query)).rowcount == 1)
 
     async def own_beat(self) -> int | None:
         """Return the beat of this process, or None where it has no row."""
         async with self.database.read() as db:
-            query = sa.select(processes.c.beat).where(processes.c.name == self.owner.name)
+            query = sa.select(processes.c.beat).where(processes.c.name == self.lease.name)
             return (await db.execute(query)).scalar_one_or_none()
 
     async def check(self, db: Any) -> None:
@@ -61,9 +61,9 @@ class Processes:
         Raises:
             LeaseLostError: It does not.
         """
-        query = sa.select(processes.c.name).where(processes.c.name == self.owner.name).with_for_update(read=True)
+        query = sa.select(processes.c.name).where(processes.c.name == self.lease.name).with_for_update(read=True)
         if (await db.execute(query)).first() is None:
-            raise LeaseLostError(self.owner.name)
+            raise LeaseLostError(self.lease.name)
 
     async def others(self) -> dict[str, int | None]:
         """Return the beats of all other processes; None for one that holds something and has no row."""
@@ -76,7 +76,7 @@ class Processes:
             found: dict[str, int | None] = {str(row[0]): None for row in await db.execute(holders)}
             for row in await db.execute(sa.select(processes)):
                 found[row.name] = int(row.beat)
-        found.pop(self.owner.name, None)
+        found.pop(self.lease.name, None)
         return found
 
     def silent(self, found: dict[str, int | None]) -> Sequence[str]:

@@ -49,11 +49,11 @@ class BatchService:
         self.routes = [path for path, route in state.routes.items() if not route.only_streams]
         self.layout = layout
         self.database = database
-        self.owner = ProcessLease(layout)
+        self.lease = ProcessLease(layout)
         self.files = FileStore(settings, layout, database, state.keys)
-        self.processes = Processes(database, self.owner)
+        self.processes = Processes(database, self.lease)
         self.batches = BatchStore(database, self.processes, state.served)
-        self.lines = LineStore(database, self.owner, self.processes)
+        self.lines = LineStore(database, self.lease, self.processes)
         self.writer = ResultWriter(self.lines, layout, settings.min_free_disk_bytes, self._on_saved)
         self.finalizer = BatchFinalizer(
             self.batches,
@@ -68,7 +68,7 @@ class BatchService:
         self.runner = Runner(state, self.batches, self.lines, self.writer, layout)
         self.batch_lifecycle = BatchLifecycle(state, self.batches, self.finalizer, self.runner)
         self.runner.advance = self.batch_lifecycle.advance
-        self.responses = ResponseStore(settings, database, self.owner, state.tasks, state.keys)
+        self.responses = ResponseStore(settings, database, self.lease, state.tasks, state.keys)
         self.completions = CompletionStore(settings, database)
         self.conversations = ConversationStore(settings, database, state.keys)
         self.background = BackgroundResponses(state.tasks)
@@ -165,7 +165,7 @@ class BatchService:
         """Tell that this process lives, and take over from those that do not."""
         if not await self.processes.beat():
             logger.warning("Other servers presumed this one dead (pause or database outage); registering again.")
-            await asyncio.to_thread(self.owner.rename)
+            await asyncio.to_thread(self.lease.rename)
             self.runner.drop_all()
             self.writer.forget()
             await self.background.drop_all()
@@ -186,7 +186,7 @@ class BatchService:
         found = await self.processes.others()
         silent = set(self.processes.silent(found))
         for other, beat in found.items():
-            lock = await asyncio.to_thread(self.owner.acquire_dead_lock, other)
+            lock = await asyncio.to_thread(self.lease.acquire_dead_lock, other)
             with contextlib.closing(lock) if lock is not None else contextlib.nullcontext():
                 if lock is None and other not in silent:
                     continue
@@ -195,7 +195,7 @@ class BatchService:
                     continue
                 await self.responses.fail_orphans(other)
                 if lock is not None:
-                    await asyncio.to_thread(self.owner.forget, other)
+                    await asyncio.to_thread(self.lease.forget, other)
             logger.info("Batches: rerunning %d requests of a server that exited.", num)
             self.runner.wake()
 
@@ -215,13 +215,13 @@ class BatchService:
     async def abandon(self) -> None:
         """Close what is open, and give the name up."""
         await self.database.close()
-        self.owner.close()
+        self.lease.close()
 
     async def _leave(self) -> None:
         """Give everything back at once, so that nobody waits until this process is found to be gone."""
         try:
-            await self.processes.evict(self.owner.name, await self.processes.own_beat())
-            await self.responses.fail_orphans(self.owner.name)
+            await self.processes.evict(self.lease.name, await self.processes.own_beat())
+            await self.responses.fail_orphans(self.lease.name)
         except Exception as error:
             logger.warning(
                 "The requests of this server are released when other servers notice that it exited: %s", error

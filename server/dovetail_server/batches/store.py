@@ -164,7 +164,7 @@ class BatchStore:
         """Take a batch for validating or finishing; None if another process has it."""
         async with self.database.write() as db:
             await self.processes.check(db)
-            me = self.processes.owner.name
+            me = self.processes.lease.name
             is_free = sa.or_(batches.c.lease_owner.is_(None), batches.c.lease_owner == me)
             query = sa.update(batches).where(batches.c.id == batch_id, batches.c.status.in_(OPEN), is_free)
             query = query.values(lease_owner=me, lease_epoch=batches.c.lease_epoch + 1)

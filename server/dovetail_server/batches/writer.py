@@ -91,7 +91,7 @@ class ResultWriter:
             return
 
     async def _save(self, batch_id: str, items: Sequence[Item]) -> None:
-        me = self.lines.owner.name
+        me = self.lines.lease.name
         items = [item for item in items if item[0].process == me]  # others are lost: this process was taken for gone
         if not items or not await self._folder_of(batch_id):
             return

@@ -63,12 +63,12 @@ class ResponseStore:
     """The table `responses`, as one process uses it. `owner` is whose responses a caller may see."""
 
     def __init__(
-        self, settings: ServeSettings, database: Database, owner: ProcessLease, tasks: Supervisor, keys: Keys
+        self, settings: ServeSettings, database: Database, lease: ProcessLease, tasks: Supervisor, keys: Keys
     ) -> None:
-        """Wrap an open database; `owner` is this process, `keys` say how many each owner may keep."""
+        """Wrap an open database; `lease` names this process, `keys` say how many each owner may keep."""
         self._keys = keys
         self.database = database
-        self.process = owner
+        self.lease = lease
         self._tasks = tasks
         self.max_num = settings.max_stored_responses
         self.max_bytes = settings.max_stored_response_bytes
@@ -97,7 +97,7 @@ class ResponseStore:
             "previous_id": response.previous_response_id,
             "status": response.status,
             "is_background": response.background,
-            "process": self.process.name if is_open else None,
+            "process": self.lease.name if is_open else None,
             "bytes": len(body) + len(items),
             "body": body,
             "items": items,
@@ -136,7 +136,7 @@ class ResponseStore:
             for row in rows:
                 if not is_first(row):
                     values = {name: value for name, value in row.items() if name not in FIXED}
-                    is_ours = table.c.process == self.process.name  # not, where others took this process for gone
+                    is_ours = table.c.process == self.lease.name  # not, where others took this process for gone
                     await db.execute(sa.update(table).where(table.c.id == row["id"], is_ours).values(values))
         for row in rows:
             self._held[row["owner"]].num += is_first(row)
@@ -257,7 +257,7 @@ class ResponseStore:
             known: What is generated here. One that is missing twice in a row is lost.
         """
         async with self.database.read() as db:
-            query = sa.select(table.c.id).where(table.c.process == self.process.name)
+            query = sa.select(table.c.id).where(table.c.process == self.lease.name)
             found = {str(row[0]) for row in await db.execute(query)} - set(known)
         await self._end(table.c.id.in_(found & self._missing))
         self._missing = found
