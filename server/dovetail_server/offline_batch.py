@@ -14,7 +14,7 @@ import msgspec
 from dovetail.contracts.errors import ConfigError
 from dovetail_server.apis.loaded import apis_of, of_batches
 from dovetail_server.batches.model import ENDPOINTS, endpoint_of
-from dovetail_server.batches.service import BatchService
+from dovetail_server.batches.service import StorageService
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.run import load_text, make_engine
 from dovetail_server.schema.batches import Batch, BatchRequest, decode_line
@@ -85,7 +85,7 @@ def endpoint_of_file(source: Path, others: Collection[str]) -> str:
     return found
 
 
-async def run_batch(service: BatchService, source: Path, endpoint: str, shows_progress: bool) -> Batch:
+async def run_batch(service: StorageService, source: Path, endpoint: str, shows_progress: bool) -> Batch:
     """Take the file in as an upload is, and wait for the batch to end."""
     from tqdm import tqdm
 
@@ -116,7 +116,7 @@ def check(batch: Batch) -> None:
         raise ConfigError("; ".join(shown) + (f"; and {more} more" if more else ""))
 
 
-def write_results(service: BatchService, batch: Batch, source: Path, target: Path) -> None:
+def write_results(service: StorageService, batch: Batch, source: Path, target: Path) -> None:
     """Put output and error lines together in the order of the input, and publish them."""
     files = [open_lines(service, file_id) for file_id in (batch.output_file_id, batch.error_file_id)]
     heads = [next(lines, None) for lines in files]
@@ -142,7 +142,7 @@ class NamedModel(msgspec.Struct):
     custom_id: str
 
 
-def open_lines(service: BatchService, file_id: str | None) -> Iterator[tuple[str, bytes]]:
+def open_lines(service: StorageService, file_id: str | None) -> Iterator[tuple[str, bytes]]:
     """Yield custom_id and bytes of every line of a result file."""
     if file_id is None:
         return

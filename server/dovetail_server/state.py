@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dovetail.processing.processor import Processor
     from dovetail_server.apis.responses.conversations import ConversationStore
     from dovetail_server.apis.responses.store import ResponseStore
-    from dovetail_server.batches.service import BatchService
+    from dovetail_server.batches.service import StorageService
 
 
 class ServerState(ReadingContext):
@@ -72,7 +72,7 @@ class ServerState(ReadingContext):
         """… and whose they are."""
         self.remembered = Memory(settings.max_queued_bytes // 4)
         """Last responses of WebSockets, where no store has them."""
-        self.storage: LazyStorage[BatchService] = LazyStorage(settings, self.tasks, self._open_service)
+        self.storage: LazyStorage[StorageService] = LazyStorage(settings, self.tasks, self._open_service)
         """Files and batches, opened when first needed."""
 
     def ready_with(self, text: Processor) -> None:
@@ -122,11 +122,11 @@ class ServerState(ReadingContext):
             thinks=text.reasoning is not None,
         )
 
-    def _open_service(self) -> BatchService:
+    def _open_service(self) -> StorageService:
         """Import, create and migrate: only here, so that a server without files loads no database."""
-        from dovetail_server.batches.service import BatchService
+        from dovetail_server.batches.service import StorageService
 
-        return BatchService.prepare(self)
+        return StorageService.prepare(self)
 
     async def health(self) -> str | None:
         """Say why the server should get no traffic, or None."""

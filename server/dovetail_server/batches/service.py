@@ -40,7 +40,7 @@ AGAIN_S = 1.0
 """After so long what failed is tried again, and then after twice as long each time."""
 
 
-class BatchService:
+class StorageService:
     """One per server process. Used from its event loop, but for `prepare`."""
 
     def __init__(self, state: ReadingContext, layout: StoragePaths, database: Database) -> None:
@@ -77,7 +77,7 @@ class BatchService:
         self._problems: dict[str, str] = {}
 
     @classmethod
-    def prepare(cls, state: ReadingContext) -> BatchService:
+    def prepare(cls, state: ReadingContext) -> StorageService:
         """Create the folder, bring the database up to date and connect; in a worker thread.
 
         Raises:

@@ -31,7 +31,7 @@ from dovetail_server.schema.batches import BatchRequest
 from dovetail_server.state import ServerState, get_ready_state, get_state
 
 if TYPE_CHECKING:
-    from dovetail_server.batches.service import BatchService
+    from dovetail_server.batches.service import StorageService
 
 router = APIRouter(tags=["messages"])
 State = Annotated[ServerState, Depends(get_state)]
@@ -73,7 +73,7 @@ def _write(temp: FilePath, lines: bytes) -> int:
         return file.write(lines)
 
 
-async def _row(request: Request, service: BatchService, batch_id: str) -> Any:
+async def _row(request: Request, service: StorageService, batch_id: str) -> Any:
     """Return a batch of messages of the caller's.
 
     Raises:
@@ -90,7 +90,7 @@ async def _row(request: Request, service: BatchService, batch_id: str) -> Any:
     return row
 
 
-async def _shown(request: Request, service: BatchService, batch_id: str) -> MessageBatch:
+async def _shown(request: Request, service: StorageService, batch_id: str) -> MessageBatch:
     row = await _row(request, service, batch_id)
     return mb.to_message_batch(row, str(request.base_url).rstrip("/"))
 

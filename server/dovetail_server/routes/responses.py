@@ -30,7 +30,7 @@ from dovetail_server.serving.sse import cancel_on_disconnect, start
 from dovetail_server.state import ServerState, get_ready_state
 
 if TYPE_CHECKING:
-    from dovetail_server.batches.service import BatchService
+    from dovetail_server.batches.service import StorageService
     from dovetail_server.serving.job import Job
 
 router = APIRouter(tags=["responses"])
@@ -77,7 +77,7 @@ async def compact_conversation(request: Request, state: Annotated[ServerState, D
     return json_reply(await cancel_on_disconnect(request, compact(state, await raw_body(request), owner_of(request))))
 
 
-async def service_of(state: ServerState, response_id: str) -> BatchService:
+async def service_of(state: ServerState, response_id: str) -> StorageService:
     """Return what knows stored responses.
 
     Raises:
