@@ -37,7 +37,7 @@ from dovetail.sdk.formats.output import make_parser, parse_full
 from dovetail.text.chat.rendered import behind
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.detection.detect import resolve_parsers
-from dovetail.text.detection.formats import bound_reasoning, bound_tools
+from dovetail.text.parsing.fitted import bound_reasoning, bound_tools
 
 QUESTION = {"role": "user", "content": "What is the weather?"}
 THOUGHT, ANSWER = "They ask about\n\nthe weather <b>.", 'It is "fine" & {sunny}\n\n- [in] Rome'

@@ -24,7 +24,7 @@ from dovetail.text.chat.budget import FULL
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.chat.templates import FOLDER
 from dovetail.text.detection.detect import detect, resolve_parsers
-from dovetail.text.detection.formats import bound_reasoning, bound_tools
+from dovetail.text.parsing.fitted import bound_reasoning, bound_tools
 from dovetail.text.parsing.stream import NoTemplate
 from dovetail_parsers.derived.derive import Derived, call_lines, derive, thinking_lines
 from dovetail_testing.parsers import BytesTokenizer

@@ -17,7 +17,7 @@ from dovetail.plugins.registry import Registry
 from dovetail.sdk.formats.output import make_parser, parse_full
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.detection.detect import detect
-from dovetail.text.detection.formats import bound_reasoning, bound_tools
+from dovetail.text.parsing.fitted import bound_reasoning, bound_tools
 from dovetail_parsers.derived.derive import derive
 
 PLAIN = (

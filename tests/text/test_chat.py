@@ -23,8 +23,8 @@ from dovetail.text.chat.budget import FULL, INLINE, PROBE
 from dovetail.text.chat.rendered import RenderedChat
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.chat.templates import builtin_templates
-from dovetail.text.detection.formats import bound_reasoning, thinking_behind
 from dovetail.text.inline import InlineCostError
+from dovetail.text.parsing.fitted import bound_reasoning, thinking_behind
 from dovetail.text.parsing.stream import NoTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 

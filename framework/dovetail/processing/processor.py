@@ -28,7 +28,7 @@ from dovetail.processing.text_settings import TextSettings, template_switches
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.text.chat.budget import FULL, INLINE
 from dovetail.text.chat.template import ChatTemplate
-from dovetail.text.detection.formats import bound_reasoning, bound_tools, thinking_behind
+from dovetail.text.parsing.fitted import bound_reasoning, bound_tools, thinking_behind
 from dovetail.text.tokenizer.tokenizer import Tokenizer, check_text
 
 ELSEWHERE = ("reasoning_parser", "tool_parser", "api", "checkpoint")

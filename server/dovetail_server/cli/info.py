@@ -327,7 +327,7 @@ def thinking_states(template: Any, reasoning_parser: str | None) -> dict[str, st
     from dovetail.plugins.loader import import_planned
     from dovetail.plugins.plan import as_planned
     from dovetail.sdk.formats.output import make_parser
-    from dovetail.text.detection.formats import bound_reasoning
+    from dovetail.text.parsing.fitted import bound_reasoning
     from dovetail_testing.parsers import BytesTokenizer
 
     if not template.source or reasoning_parser is None:

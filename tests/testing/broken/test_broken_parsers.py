@@ -30,7 +30,7 @@ from dovetail.plugins import Registry, load, make_plan
 from dovetail.processing.processor import bound_parser
 from dovetail.sdk.formats.json_calls import JsonCalls
 from dovetail.sdk.formats.output import FormatParser
-from dovetail.text.detection.formats import bound_reasoning, bound_tools
+from dovetail.text.parsing.fitted import bound_reasoning, bound_tools
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_testing import FakeSite, Sample, check_class, conformance_class
 from dovetail_testing.parsers import PlainTemplate

@@ -41,7 +41,7 @@ from dovetail.text.chat.deterministic import frozen_render
 from dovetail.text.chat.rendered import QUESTION
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.detection.evidence import TemplateEvidence
-from dovetail.text.detection.formats import fit_reasoning, fit_tools
+from dovetail.text.parsing.fitted import fit_reasoning, fit_tools
 
 logger = logging.getLogger("dovetail.text")
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from dovetail.plugins.registry import Registry
 from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S
 from dovetail.sdk.formats.reply_markers import reply_markers
 from dovetail.text.detection.candidates import DERIVED, ENOUGH, CandidateModel, Candidates, MatchScore
-from dovetail.text.detection.formats import fit_reasoning
+from dovetail.text.parsing.fitted import fit_reasoning
 
 logger = logging.getLogger("dovetail.text")
 LABELS = {"reasoning_parser": "Reasoning parser", "tool_parser": "Tool-call parser"}

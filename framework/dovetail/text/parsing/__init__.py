@@ -1,1 +1,1 @@
-"""A reply as it comes: markers, regions, stop strings and expressions, and the stream that the server reads."""
+"""A reply as it comes: parsers fitted to the chat template, and the stream that the server reads."""

@@ -15,7 +15,7 @@ from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
 from dovetail.sdk.formats.output import make_parser, parse_full
-from dovetail.text.detection.formats import bound_reasoning, bound_tools
+from dovetail.text.parsing.fitted import bound_reasoning, bound_tools
 from dovetail.text.tokenizer.tokenizer import check_text
 from dovetail_server import errors
 from dovetail_server.apis.parsing.schema import (
