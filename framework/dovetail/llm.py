@@ -493,7 +493,7 @@ class LLM(OutlinesModel):
     async def _one(self, job: OfflineRequest) -> GeneratedReply:
         logprobs: list[messages.TokenLogprob] = []
         prompt_logprobs: list[messages.TokenLogprob] | None = None
-        cached, step = 0, None
+        cached, option = 0, None
         left_out: tuple[str, ...] = ()
         code = None
         async with aclosing(self._deltas(job.submit)) as stream:
@@ -505,13 +505,13 @@ class LLM(OutlinesModel):
                     job.output.fail(error.message)
                 logprobs += delta.logprobs or ()
                 prompt_logprobs = delta.prompt_logprobs or prompt_logprobs
-                cached, step, left_out = delta.cached_tokens, delta.grammar_option, delta.grammar_ignored
+                cached, option, left_out = delta.cached_tokens, delta.grammar_option, delta.grammar_ignored
                 if job.output.finish is not None:
                     break
         output, finish = job.output, job.output.finish
         grammar = None
-        if job.route is not None and step is not None and finish is not None:
-            outcome = outcome_of(output, step, left_out)
+        if job.route is not None and option is not None and finish is not None:
+            outcome = outcome_of(output, option, left_out)
             grammar = await asyncio.to_thread(self._processor.grammar.report, job.route, outcome)
         message = finish.message if finish is not None else None
         if message is not None:

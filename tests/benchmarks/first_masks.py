@@ -80,7 +80,7 @@ class Ours:
         assert asked is not None
         read = clock()
         route = self._router.route(asked.spec, asked.param)
-        steps = route.steps
+        steps = route.engine_options
         key_of(steps)
         routed = clock()
         backend = self.compiler.backend(steps[0].backend)

@@ -121,7 +121,9 @@ def in_a_call(backend: LlguidanceBackend) -> GrammarSpec:
     parser = load(make_plan(Registry.scan(), tool_parser="hermes"), "api").get("tool_parser", "hermes")()
     front = StructuredOutputs({"llguidance": backend})
     try:
-        return spec_of(front.tools(parser, "hermes", [TOOL], "required", parallel=True, param="tools").steps[0])
+        return spec_of(
+            front.tools(parser, "hermes", [TOOL], "required", parallel=True, param="tools").engine_options[0]
+        )
     finally:
         front.close()
 
@@ -129,7 +131,7 @@ def in_a_call(backend: LlguidanceBackend) -> GrammarSpec:
 def of_schema(backend: LlguidanceBackend, schema: Any) -> GrammarSpec:
     """A schema as a request would have it."""
     spec = GrammarSpec(kind=Kind.JSON, source=json.dumps(schema))
-    return spec_of(GrammarRouter({"llguidance": backend}).route(spec, "json_schema").steps[0])
+    return spec_of(GrammarRouter({"llguidance": backend}).route(spec, "json_schema").engine_options[0])
 
 
 def vocabulary_of(path: Path | None) -> Vocabulary:

@@ -38,7 +38,7 @@ def grammars(tokenizer: Tokenizer) -> tuple[tuple[GrammarOption, ...], tuple[Gra
         schema = front.route(RequestedGrammar(GrammarSpec(kind=Kind.JSON, source=json.dumps(TABLE)), "json_schema"))
         parser = plugins.get("tool_parser", "hermes")()
         tools = front.tools(parser, "hermes", [TOOL], "required", parallel=True, param="tools")
-        return schema.steps, tools.steps
+        return schema.engine_options, tools.engine_options
     finally:
         front.close()
 

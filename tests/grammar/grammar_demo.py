@@ -42,8 +42,8 @@ def fixed(text: str) -> GrammarOption:
     return GrammarOption(backend="llguidance", kind="choice", source=json.dumps([text]))
 
 
-def json_step(schema: Any, **changes: Any) -> GrammarOption:
-    """A step for llguidance."""
+def json_option(schema: Any, **changes: Any) -> GrammarOption:
+    """An option for llguidance."""
     return GrammarOption(backend="llguidance", kind="json", source=json.dumps(schema), **changes)
 
 

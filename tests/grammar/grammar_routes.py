@@ -24,7 +24,7 @@ def resolved(
     way: EnforcementOption, backends: Mapping[str, GrammarBackend]
 ) -> tuple[GrammarOption, tuple[str, ...]] | None:
     """Return a way's step as its backend enforces it, and what it does not; None where it does not take it."""
-    return asked(backends[way.step.backend], way.step) if way.step.unasked else (way.step, ())
+    return asked(backends[way.grammar.backend], way.grammar) if way.grammar.unasked else (way.grammar, ())
 
 
 def backends_of(vocabulary: Vocabulary) -> dict[str, GrammarBackend]:
@@ -56,7 +56,7 @@ class Enforced:
             if way.enforcement != "full" and full_only:
                 self.enforcement, self.ignored = way.enforcement, way.ignored
                 return  # nothing is claimed of it
-            backend = backends[way.step.backend]
+            backend = backends[way.grammar.backend]
             found = resolved(way, backends)
             if found is None:
                 continue

@@ -133,14 +133,14 @@ def test_one_answer_routes_as_all_answers_do(backends: Mapping[str, GrammarBacke
         except RequestError:
             continue
         options = router.route(spec, "x").options
-        assert not any(way.step.unasked for way in every)
+        assert not any(way.grammar.unasked for way in every)
         assert said(options[0], backends) == said(every[0], backends)
         assert options[0].enforcement == every[0].enforcement
         assert options[-1] == every[-1]
         found = {name for way in options if (name := full(way, backends)) is not None}
         expected = {name for way in every if (name := full(way, backends)) is not None}
         assert found == expected, given
-        unasked += any(way.step.unasked for way in options)
+        unasked += any(way.grammar.unasked for way in options)
     assert unasked > NUM // 8
 
 
@@ -168,7 +168,7 @@ def test_what_is_kept_as_it_came_accepts_nothing_invalid(
         if route.options[0].enforcement != "full":
             continue
         try:
-            made = backend.compile(spec_of(route.options[0].step), GrammarLimits())
+            made = backend.compile(spec_of(route.options[0].grammar), GrammarLimits())
             grammar = backend.load(made) if isinstance(made, bytes) else made
         except RequestError:
             continue
@@ -209,8 +209,8 @@ def test_a_backend_behind_one_that_enforces_all_is_not_asked(backends: Mapping[s
     sources = [json.dumps({"type": "string", "pattern": f"^{letter}"}) for letter in "abc"]
     routes = [router.route(GrammarSpec(kind=Kind.JSON, source=source), "x") for source in sources]
     assert other.asked == 0
-    options = [way for way in routes[0].options if way.step.backend == "asked"]
-    assert [(way.step.unasked, way.step.relax_schema) for way in options] == [(True, False), (True, True)]
+    options = [way for way in routes[0].options if way.grammar.backend == "asked"]
+    assert [(way.grammar.unasked, way.grammar.relax_schema) for way in options] == [(True, False), (True, True)]
     assert resolved(options[0], {"asked": other}) is None  # not all of it
     found = resolved(options[1], {"asked": other})
     assert found is not None

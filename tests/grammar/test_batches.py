@@ -10,7 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from grammar_demo import Demo, Result, json_step
+from grammar_demo import Demo, Result, json_option
 
 from dovetail.messages import GrammarOption, SamplerParams, Submit
 from dovetail.runtime.device.penalties import TokenCounts
@@ -26,13 +26,13 @@ def kinds(demo: Demo) -> list[dict[str, Any]]:
         {"steps": [GrammarOption(backend="llguidance", kind="regex", source=PATTERN)], "seed": 1},
         {"steps": [GrammarOption(backend="outlines", kind="regex", source=PATTERN)], "seed": 2},
         {"steps": [GrammarOption(backend="xgrammar", kind="regex", source=PATTERN)], "seed": 3},
-        {"steps": [json_step(ENUM)], "seed": 4},
+        {"steps": [json_option(ENUM)], "seed": 4},
         {"steps": [GrammarOption(backend="outlines", kind="choice", source='["yes", "no"]')], "temperature": 0},
         {"steps": [], "seed": 5, "max_tokens": 25},
         {"steps": [], "temperature": 0, "max_tokens": 25, "logprobs": 1},
         {"steps": [], "seed": 6, "max_tokens": 40, "prompt": question, "thinking": demo.thinking("in", 3)},
-        {"steps": [json_step(ENUM)], "seed": 7, "prompt": question, "thinking": demo.thinking("in", 4)},
-        {"steps": [json_step(ENUM)], "seed": 8, "frequency_penalty": 0.7, "min_tokens": 5},
+        {"steps": [json_option(ENUM)], "seed": 7, "prompt": question, "thinking": demo.thinking("in", 4)},
+        {"steps": [json_option(ENUM)], "seed": 8, "frequency_penalty": 0.7, "min_tokens": 5},
     ]
 
 
@@ -83,7 +83,7 @@ def test_leaving_requests_do_not_disturb_a_crowded_batch(make_demo: Callable[...
             rid=f"gone-{number}",
             prompt_ids=demo.prompt("x"),
             params=SamplerParams(max_tokens=150, seed=number),
-            grammar=(json_step({"type": "array", "items": ENUM}),),
+            grammar=(json_option({"type": "array", "items": ENUM}),),
         )
         stream = demo.client.submit(submit)
         count = 0
@@ -102,7 +102,7 @@ def test_leaving_requests_do_not_disturb_a_crowded_batch(make_demo: Callable[...
     for kind, result in zip(wanted, together, strict=True):
         if kind["steps"] == long:
             assert re.fullmatch(long[0].source, result.text)
-        elif kind["steps"] == [json_step(ENUM)]:
+        elif kind["steps"] == [json_option(ENUM)]:
             jsonschema.validate(json.loads(result.text), ENUM)
         elif kind["steps"]:
             assert result.text in ("yes", "no")

@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 import requests
-from grammar_demo import json_step
+from grammar_demo import json_option
 from served import ASK, Served
-from test_service import ENDLESS, outlines_step, settle, start_process
+from test_service import ENDLESS, outlines_option, settle, start_process
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
@@ -90,7 +90,7 @@ def test_a_costly_compilation_ends_at_its_limit_outside_the_engine(make_service:
     service = make_service(2.0)
     start_process(service)
     began = time.monotonic()
-    futures = [service.request((json_step({"type": "integer", "multipleOf": n}),)) for n in (5_000_011, 9_000_011)]
+    futures = [service.request((json_option({"type": "integer", "multipleOf": n}),)) for n in (5_000_011, 9_000_011)]
     for future in futures:
         refused = settle(service, future)
         assert isinstance(refused, RejectedGrammar)
@@ -105,20 +105,20 @@ def test_the_last_way_has_time_where_others_take_too_long(make_service: Make) ->
     start_process(service)
     slow = {"type": "integer", "multipleOf": 5_000_011}
     steps = (
-        json_step(slow),
-        json_step(slow, relax_schema=True),
-        json_step({**slow, "minimum": 1}),
-        json_step({"type": "integer"}),
+        json_option(slow),
+        json_option(slow, relax_schema=True),
+        json_option({**slow, "minimum": 1}),
+        json_option({"type": "integer"}),
     )
     outcome = settle(service, service.request(steps))
     assert isinstance(outcome, Enforced)
-    assert outcome.step == 3
+    assert outcome.option == 3
 
 
 def test_the_last_way_has_grace(make_service: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any JSON takes next to no time, so it is enforced also where the ways before have left none."""
     service = make_service(1.0)
-    settle(service, service.request((json_step({"type": "null"}),)))
+    settle(service, service.request((json_option({"type": "null"}),)))
     start_process(service)
     asked: list[GrammarOption] = []
 
@@ -128,10 +128,10 @@ def test_the_last_way_has_grace(make_service: Make, monkeypatch: pytest.MonkeyPa
         raise ChildTimeoutError
 
     monkeypatch.setattr(service._compiler, "outside", outside)
-    slow = json_step({"type": "integer", "multipleOf": 5_000_011})
-    outcome = settle(service, service.request((slow, json_step({"type": "integer"}))))
+    slow = json_option({"type": "integer", "multipleOf": 5_000_011})
+    outcome = settle(service, service.request((slow, json_option({"type": "integer"}))))
     assert isinstance(outcome, Enforced)
-    assert (outcome.step, asked) == (1, [slow])
+    assert (outcome.option, asked) == (1, [slow])
 
 
 def test_waiting_for_the_first_process_counts(make_service: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_waiting_for_the_first_process_counts(make_service: Make, monkeypatch: p
     assert isinstance(outcome, RejectedGrammar)
     assert outcome.code == BUSY
     assert "still starting" in outcome.message
-    inline = settle(service, service.request((*steps, json_step({"type": "integer"}))))
+    inline = settle(service, service.request((*steps, json_option({"type": "integer"}))))
     assert isinstance(inline, Enforced), "the last way needs no process"
     service._timeout_s = 600.0
     goes_on.set()
@@ -167,26 +167,26 @@ def test_what_needs_no_process_does_not_wait_long_for_the_first(
         load(self, start)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ForkServer, "load", slow)
-    settle(service, service.request((json_step({"type": "null"}),)))
-    hostile = json_step({"type": "integer", "multipleOf": 5_000_011})
+    settle(service, service.request((json_option({"type": "null"}),)))
+    hostile = json_option({"type": "integer", "multipleOf": 5_000_011})
     weaker = msgspec.structs.replace(hostile, relax_schema=True)
     began = time.monotonic()
-    steps = (hostile, outlines_step(ENDLESS), weaker, json_step({"type": "integer"}))
+    steps = (hostile, outlines_option(ENDLESS), weaker, json_option({"type": "integer"}))
     outcome = settle(service, service.request(steps))
     assert time.monotonic() - began < START_S / 2
     goes_on.set()
     assert isinstance(outcome, Enforced)
-    assert (outcome.step, outcome.ignored) == (2, ("/multipleOf",))
+    assert (outcome.option, outcome.ignored) == (2, ("/multipleOf",))
 
 
 def test_a_grammar_that_came_before_the_vocabulary_is_not_told_that_others_are_in_its_way(make_service: Make) -> None:
     """Its time passed while tokens were read: the last way, which takes none, is tried all the same."""
     service = make_service(0.2)
     make, service._compiler._make_vocabulary = service._compiler._make_vocabulary, lambda: (time.sleep(0.5), make())[1]
-    steps = (json_step({"type": "integer", "multipleOf": 5_000_011}), json_step({"type": "integer"}))
+    steps = (json_option({"type": "integer", "multipleOf": 5_000_011}), json_option({"type": "integer"}))
     found = settle(service, service.request(steps))
     assert isinstance(found, Enforced)
-    assert found.step == 1
+    assert found.option == 1
 
 
 def test_starting_a_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def test_starting_a_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     for ago in (4.0, 9.0):
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            job = ChildJob(step=json_step({"type": "null"}), timeout_s=5.0, sent=time.monotonic() - ago)
+            job = ChildJob(option=json_option({"type": "null"}), timeout_s=5.0, sent=time.monotonic() - ago)
             send(ours, job)
             child._serve(theirs, Worker())  # type: ignore[arg-type]
     assert all(0 < seconds <= 1.0 for seconds in timers)
@@ -297,10 +297,10 @@ def test_what_takes_too_long_goes_without_its_costliest_keyword(
     start_process(service)
     all_slow(service, monkeypatch)
     given = {"type": "object", "properties": {"n": SLOW, "c": {"enum": ["a"]}}, "required": ["n", "c"]}
-    steps = (json_step(given), json_step(given, relax_schema=True), json_step({"type": "object"}))
+    steps = (json_option(given), json_option(given, relax_schema=True), json_option({"type": "object"}))
     outcome = settle(service, service.request(steps))
     assert isinstance(outcome, Enforced)
-    assert (outcome.step, outcome.ignored) == (1, ("/properties/n/multipleOf",))
+    assert (outcome.option, outcome.ignored) == (1, ("/properties/n/multipleOf",))
 
 
 def test_a_costly_keyword_does_not_drop_a_tools_schema(make_service: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,10 +316,10 @@ def test_a_costly_keyword_does_not_drop_a_tools_schema(make_service: Make, monke
     parser = plugins.get("tool_parser", "hermes")()
     route = front.tools(parser, "hermes", [tool], "required", parallel=False, param="tools")
     front.close()
-    outcome = settle(service, service.request(route.steps))
+    outcome = settle(service, service.request(route.engine_options))
     assert isinstance(outcome, Enforced)
-    assert route.needs_validation(outcome.step, outcome.ignored)
-    enforcement, ignored = route.options[outcome.step].with_left_out(outcome.ignored)
+    assert route.needs_validation(outcome.option, outcome.ignored)
+    enforcement, ignored = route.options[outcome.option].with_left_out(outcome.ignored)
     assert (enforcement, ignored) == ("approximate", ("/tools/0/function/parameters/properties/n/multipleOf",))
 
 
@@ -342,13 +342,13 @@ def test_waiting_counts(make_service: Make) -> None:
     """A grammar that waited all its time for others is told to come again, and is not remembered as too complex."""
     service = make_service(600.0)
     start_process(service)
-    hanging = [service.request((outlines_step(f"{ENDLESS}{end}"),)) for end in "xy"]
+    hanging = [service.request((outlines_option(f"{ENDLESS}{end}"),)) for end in "xy"]
     while len(service.pids) < 2:
         service.wait(0.05)
     held = threading.Event()
     service._swift.put("", lambda: held.wait(60))  # neither is there one for what is done soon
     service._timeout_s = 0.5
-    late = (outlines_step("[gh]{2}"),)
+    late = (outlines_option("[gh]{2}"),)
     future = service.request(late)
     time.sleep(0.7)
     for pid in service.pids:
@@ -366,16 +366,16 @@ def test_plain_grammars_do_not_wait_behind_hard_ones(make_service: Make, monkeyp
     """While all that may take its time is taken; a hard one more waits for its turn there, and gets it."""
     service = make_service(600.0)
     start_process(service)
-    hanging = [service.request((outlines_step(f"{ENDLESS}{end}"),)) for end in "xy"]
+    hanging = [service.request((outlines_option(f"{ENDLESS}{end}"),)) for end in "xy"]
     while len(service.pids) < 2:
         service.wait(0.05)
     monkeypatch.setattr("dovetail.grammar.compile.service.SWIFT_S", 0.0)
-    third = service.request((outlines_step("[gh]{3}"),))
+    third = service.request((outlines_option("[gh]{3}"),))
     while not len(service._outside.queue):
         service.wait(0.05)
     monkeypatch.setattr("dovetail.grammar.compile.service.SWIFT_S", 300.0)
     for letters in ("ab", "cd", "ef"):
-        assert isinstance(settle(service, service.request((outlines_step(f"[{letters}]{{2}}"),))), Enforced)
+        assert isinstance(settle(service, service.request((outlines_option(f"[{letters}]{{2}}"),))), Enforced)
     assert not any(future.is_ready for future in (*hanging, third))
     for pid in service.pids:
         os.kill(pid, signal.SIGKILL)
@@ -388,7 +388,7 @@ def test_what_waits_is_bounded_per_owner_and_in_all(make_service: Make) -> None:
     held = threading.Event()
     for _ in range(2):
         service._inline.put("", lambda: held.wait(60))  # its threads are busy
-    steps = [(json_step({"const": i}),) for i in range(9)]
+    steps = [(json_option({"const": i}),) for i in range(9)]
     first = [service.request(steps[i], "a") for i in range(2)]
     assert outcome(service, steps[2], "a") == OWNER_FULL
     assert service.request(steps[1], "a") is first[1]
@@ -415,8 +415,8 @@ def test_bytes_that_wait_are_bounded(make_service: Make) -> None:
     held = threading.Event()
     for _ in range(2):
         service._inline.put("", lambda: held.wait(60))
-    service.request((json_step({"const": "x" * 2000}),), "a")
-    assert outcome(service, (json_step({"const": "y" * 2000}),), "a") == OWNER_FULL
+    service.request((json_option({"const": "x" * 2000}),), "a")
+    assert outcome(service, (json_option({"const": "y" * 2000}),), "a") == OWNER_FULL
     held.set()
 
 
@@ -426,7 +426,7 @@ def test_what_nobody_waits_for_is_not_compiled(make_service: Make) -> None:
     held = threading.Event()
     for _ in range(2):
         service._inline.put("", lambda: held.wait(60))
-    steps = (json_step({"const": 1}),)
+    steps = (json_option({"const": 1}),)
     future, same = service.request(steps), service.request(steps)
     service.release(future)
     service.release(same)
@@ -439,7 +439,7 @@ def test_what_nobody_waits_for_is_not_compiled(make_service: Make) -> None:
 def test_who_comes_while_a_job_is_given_up_is_served(make_service: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last one that waited for a grammar has left, and another asks for it in the moment that this is seen."""
     service = make_service(600.0)
-    steps, joined = (json_step({"const": 1}),), []
+    steps, joined = (json_option({"const": 1}),), []
     finish = service._finish
 
     def late(*args: Any) -> None:
@@ -462,7 +462,7 @@ def test_who_comes_while_a_job_is_given_up_is_served(make_service: Make, monkeyp
 def test_a_backend_that_raises_anywhere_fills_the_future(make_service: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request whose future is never filled would wait without end, and so would all others without a thread."""
     service = make_service(600.0)
-    settle(service, service.request((json_step({"type": "null"}),)))
+    settle(service, service.request((json_option({"type": "null"}),)))
     start_process(service)
     service._timeout_s = 0.3
     good, backend = service._compiler.backend("llguidance"), service._compiler.backend
@@ -477,14 +477,14 @@ def test_a_backend_that_raises_anywhere_fills_the_future(make_service: Make, mon
 
     monkeypatch.setattr(service._compiler, "outside", outside)
     monkeypatch.setattr(service._compiler, "backend", lambda name: Broken() if name == "broken" else backend(name))
-    slow = json_step({"type": "integer", "multipleOf": 5_000_011})
+    slow = json_option({"type": "integer", "multipleOf": 5_000_011})
     last = GrammarOption(backend="broken", kind="json", source="{}")
     for at in range(3):  # more than there are threads
         refused = settle(service, service.request((slow, msgspec.structs.replace(last, source=f'{{"const":{at}}}'))))
         assert isinstance(refused, RejectedGrammar)
     service._timeout_s = 600.0
     assert good.inline(spec({"type": "integer"}))
-    assert isinstance(settle(service, service.request((json_step({"type": "integer"}),))), Enforced)
+    assert isinstance(settle(service, service.request((json_option({"type": "integer"}),))), Enforced)
 
 
 def test_owners_take_turns() -> None:

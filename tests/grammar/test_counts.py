@@ -76,7 +76,7 @@ def test_counts_of_open_objects_are_enforced(
     way = GrammarRouter({"llguidance": backend}).route(json_spec(given, "x"), "x").options[0]
     assert way.enforcement == "full" or way.ignored == ("/minProperties",)
     assert way.enforcement == "full" or counts["minProperties"] > 1
-    made = backend.compile(spec_of(way.step), GrammarLimits())
+    made = backend.compile(spec_of(way.grammar), GrammarLimits())
     matcher = (backend.load(made) if isinstance(made, bytes) else made).matcher()
     for value in OBJECTS:
         fresh, ids = matcher.fork(), list(json.dumps(value).encode())

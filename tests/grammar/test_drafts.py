@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grammar_demo import Demo, Result, json_step
+from grammar_demo import Demo, Result, json_option
 
 from dovetail.client.launch import make_engine
 from dovetail.contracts.grammar import GrammarMatcher, Vocabulary
@@ -55,11 +55,11 @@ def asked(demo: Demo) -> list[Any]:
     }
     words = tuple(tuple(demo.tokenizer.encode(word, add_special_tokens=False)) for word in (" the", " Paris", " is a"))
     return [
-        *(demo.one(json_step(SCHEMA), seed=i, max_tokens=90) for i in range(3)),
-        demo.one(json_step(SCHEMA), temperature=0, max_tokens=90, logprobs=2),
+        *(demo.one(json_option(SCHEMA), seed=i, max_tokens=90) for i in range(3)),
+        demo.one(json_option(SCHEMA), temperature=0, max_tokens=90, logprobs=2),
         *(demo.one(REGEX, seed=i, max_tokens=60, min_tokens=40) for i in range(2)),
         *(demo.one(seed=i, max_tokens=60, bad_words=words) for i in range(2)),
-        demo.one(json_step(SCHEMA), seed=5, max_tokens=120, **thinking),
+        demo.one(json_option(SCHEMA), seed=5, max_tokens=120, **thinking),
         demo.one(seed=6, max_tokens=60, **thinking),
         demo.one(seed=7, max_tokens=50, ignore_eos=True),
     ]

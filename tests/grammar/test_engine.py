@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import jsonschema
 import pytest
-from grammar_demo import Demo, json_step
+from grammar_demo import Demo, json_option
 
 from dovetail.messages import GrammarOption, SamplerParams, Submit
 
@@ -27,7 +27,7 @@ PERSON = {
 @pytest.mark.parametrize("seed", range(4))
 def test_text_conforms_and_ends_by_itself(demo: Demo, seed: int) -> None:
     """A sampled reply matches its schema, its finish reason is stop, and the step in force is reported."""
-    result = demo.generate(json_step(PERSON), seed=seed)
+    result = demo.generate(json_option(PERSON), seed=seed)
     jsonschema.validate(json.loads(result.text), PERSON)
     assert result.finish is not None
     assert result.finish.reason == "stop"
@@ -53,7 +53,7 @@ def test_every_kind(demo: Demo, kind: str, source: str, pattern: str) -> None:
 def test_a_wrong_grammar_ends_one_request_with_its_code(demo: Demo) -> None:
     """A grammar that cannot be compiled ends its request as the client's fault; its neighbour is served."""
     bad, good = demo.together(
-        [demo.one(GrammarOption(backend="llguidance", kind="regex", source="(")), demo.one(json_step(PERSON))]
+        [demo.one(GrammarOption(backend="llguidance", kind="regex", source="(")), demo.one(json_option(PERSON))]
     )
     assert bad.finish is not None
     assert (bad.finish.reason, bad.finish.code, bad.ids) == ("abort", "invalid_grammar", [])
@@ -64,7 +64,7 @@ def test_neighbours_are_not_constrained(demo: Demo) -> None:
     """A greedy request says the same alone and beside constrained ones."""
     alone = demo.generate(temperature=0, max_tokens=30)
     mixed = demo.together(
-        [demo.one(json_step(PERSON)), demo.one(temperature=0, max_tokens=30), demo.one(json_step({}))]
+        [demo.one(json_option(PERSON)), demo.one(temperature=0, max_tokens=30), demo.one(json_option({}))]
     )
     assert mixed[1].ids == alone.ids
 
@@ -72,8 +72,8 @@ def test_neighbours_are_not_constrained(demo: Demo) -> None:
 def test_a_seeded_request_repeats(demo: Demo) -> None:
     """The same seed gives the same constrained text, compiled afresh or from the cache, alone or in a batch."""
     schema = {"type": "array", "items": {"enum": [1, 2, 3, "x"]}, "minItems": 4, "maxItems": 6}
-    first = demo.generate(json_step(schema), seed=5)
-    again = demo.together([demo.one(json_step(schema), seed=5) for _ in range(3)])
+    first = demo.generate(json_option(schema), seed=5)
+    again = demo.together([demo.one(json_option(schema), seed=5) for _ in range(3)])
     assert {tuple(result.ids) for result in again} == {tuple(first.ids)}
 
 
@@ -148,7 +148,7 @@ def test_an_aborted_request_is_forgotten_while_it_compiles(demo: Demo) -> None:
             rid="leaves",
             prompt_ids=demo.prompt("x"),
             params=SamplerParams(max_tokens=50),
-            grammar=(json_step({"enum": [f"value {i}" for i in range(800)]}),),
+            grammar=(json_option({"enum": [f"value {i}" for i in range(800)]}),),
         )
         stream = demo.client.submit(submit)
         await asyncio.sleep(0)
@@ -165,7 +165,7 @@ def test_an_aborted_request_is_forgotten_while_it_compiles(demo: Demo) -> None:
 def test_the_grammar_starts_after_thinking(demo: Demo, state: str) -> None:
     """The reply thinks freely, then says nothing but what matches, newlines in between allowed."""
     result = demo.generate(
-        json_step(PERSON),
+        json_option(PERSON),
         prompt=demo.prompt("What is the capital of France? Answer as JSON.", thinking=True),
         thinking=demo.thinking(state),
         temperature=0,
@@ -180,7 +180,7 @@ def test_the_grammar_starts_after_thinking(demo: Demo, state: str) -> None:
 @pytest.mark.parametrize("constrained", [True, False])
 def test_a_thinking_budget_is_kept(demo: Demo, budget: int, constrained: bool) -> None:
     """After so many tokens of thinking the end marker follows, with a grammar and without."""
-    steps = [json_step(PERSON)] if constrained else []
+    steps = [json_option(PERSON)] if constrained else []
     result = demo.generate(
         *steps,
         prompt=demo.prompt("What is the capital of France?", thinking=True),

@@ -92,9 +92,9 @@ def failing(
         while not future.is_ready:
             service.wait(1)
         outcome = future.outcome
-        if isinstance(outcome, Enforced) and steps[outcome.step] in bad:
+        if isinstance(outcome, Enforced) and steps[outcome.option] in bad:
             grammar = FailingGrammar(outcome.compiled, num, at_fill=at_fill)
-            return CompileFuture(Enforced(outcome.step, grammar, outcome.backend, outcome.ignored))
+            return CompileFuture(Enforced(outcome.option, grammar, outcome.backend, outcome.ignored))
         return future
 
     monkeypatch.setattr(service, "request", made)

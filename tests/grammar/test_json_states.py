@@ -101,7 +101,7 @@ def made(backend: LlguidanceBackend, schema: Any) -> LlguidanceGrammar | None:
         route = GrammarRouter({"llguidance": backend}).route(
             GrammarSpec(kind=Kind.JSON, source=json.dumps(schema)), "json"
         )
-        found = backend.compile(spec_of(route.steps[0]), GrammarLimits())
+        found = backend.compile(spec_of(route.engine_options[0]), GrammarLimits())
         grammar = backend.load(found) if isinstance(found, bytes) else found
     except RequestError:
         return None
@@ -317,7 +317,7 @@ def test_masks_of_calls_are_the_librarys(name: str, parallel: bool) -> None:
         route = front.tools(parser, name, tools, "required", parallel=parallel, param="tools")
     finally:
         front.close()
-    found = backend.compile(spec_of(route.steps[0]), GrammarLimits())
+    found = backend.compile(spec_of(route.engine_options[0]), GrammarLimits())
     grammar = backend.load(found) if isinstance(found, bytes) else found
     grammar = grammar.inner if isinstance(grammar, UniqueGrammar) else grammar
     assert isinstance(grammar, LlguidanceGrammar)

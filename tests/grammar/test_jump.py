@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from grammar_demo import Demo, Jump, Result, fixed, json_step
+from grammar_demo import Demo, Jump, Result, fixed, json_option
 
 from dovetail.engine import jump_forward as jump
 from dovetail.engine.request import EngineRequest
@@ -30,7 +30,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FIXED = "The quick brown fox jumps over the lazy dog, and it does so again and again, for as long as it may. " * 3
-STEPS = [GrammarOption(backend="llguidance", kind="regex", source=LETTER), json_step(SCHEMA, max_whitespace=0)]
+STEPS = [GrammarOption(backend="llguidance", kind="regex", source=LETTER), json_option(SCHEMA, max_whitespace=0)]
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "overlap"])
@@ -190,7 +190,7 @@ def test_forced_text_longer_than_a_step_is_computed_in_several(
         "properties": {"text": {"const": text}, "n": {"enum": [1, 22]}},
         "required": ["text", "n"],
     }
-    step = json_step({**schema, "additionalProperties": False}, max_whitespace=0)
+    step = json_option({**schema, "additionalProperties": False}, max_whitespace=0)
     free = {"temperature": 0, "max_tokens": 25, "ignore_eos": True}
     alone = demo.generate(**free)
     long, beside = demo.together([demo.one(step, max_tokens=1900), demo.one(**free)])

@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from grammar_demo import Demo, Jump, Result, json_step
+from grammar_demo import Demo, Jump, Result, json_option
 
 from dovetail.engine import jump_forward as jump
 from dovetail.messages import GrammarOption
@@ -78,7 +78,7 @@ def test_greedy_replies_are_the_same_with_jumps_and_without(
     """All schemas in one batch, with whitespace or without: equal tokens and ends, and what has ended is valid."""
     demo = make_demo(page_size=page_size, overlap_on_cpu=page_size != 16, dtype="float32")
     spaces = 1 if page_size == 64 else 0
-    wanted = [(schema, json_step(schema, max_whitespace=spaces)) for schema in SCHEMAS]
+    wanted = [(schema, json_option(schema, max_whitespace=spaces)) for schema in SCHEMAS]
 
     def both() -> list[Result]:
         demo.run(demo.client.control("flush_cache"))
@@ -123,7 +123,7 @@ def test_forced_text_behind_thinking(
         "thinking": demo.thinking(state, budget),
         "temperature": 0,
     }
-    step = json_step(SCHEMAS[2], max_whitespace=0)
+    step = json_option(SCHEMAS[2], max_whitespace=0)
     first = demo.generate(step, **asked)
     assert jumps
     num_jumps = len(jumps)

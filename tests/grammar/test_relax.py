@@ -102,7 +102,7 @@ def test_ties_go_to_the_backend_that_is_liked_most(router: GrammarRouter) -> Non
     """Of two that ignore one keyword, the fast one is tried first."""
     route = router.route(spec({"type": "array", "contains": {"type": "string"}}), "json_schema")
     first = route.options[0]
-    assert (first.step.backend, first.enforcement, first.ignored) == ("llguidance", "approximate", ("/contains",))
+    assert (first.grammar.backend, first.enforcement, first.ignored) == ("llguidance", "approximate", ("/contains",))
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def service(small: Vocabulary) -> Any:
 
 
 def settled(service: GrammarService, route: GrammarRoute) -> Enforced:
-    future = service.request(route.steps)
+    future = service.request(route.engine_options)
     for _ in range(600):
         if future.is_ready:
             break
@@ -142,7 +142,7 @@ def test_what_only_the_compiler_refuses_is_found_and_named(service: GrammarServi
     route = router.route(spec(schema), "json_schema")
     assert route.options[0].enforcement == "full"  # as far as is known before
     outcome = settled(service, route)
-    enforcement, ignored = route.options[outcome.step].with_left_out(outcome.ignored)
+    enforcement, ignored = route.options[outcome.option].with_left_out(outcome.ignored)
     assert (enforcement, ignored) == ("approximate", ("/definitions/x/patternProperties",))
     matcher = outcome.compiled.matcher()
     wrong = [small.tokens.index(bytes([byte])) for byte in b'{"n":"']
@@ -152,16 +152,16 @@ def test_what_only_the_compiler_refuses_is_found_and_named(service: GrammarServi
 def test_the_engine_asks_whom_nobody_has_asked(service: GrammarService, router: GrammarRouter) -> None:
     """A backend that does not enforce all is passed over, and where less is allowed says what it leaves out."""
     route = router.route(spec({"type": "array", "items": {"type": "integer"}, "minItems": 1}), "json_schema")
-    assert any(way.step.unasked for way in route.options)
+    assert any(way.grammar.unasked for way in route.options)
     source = json.dumps({"type": "string", "pattern": "a$", "contentEncoding": "base64"})
     mine = [
-        replace(way, step=msgspec.structs.replace(way.step, source=source, backend="llguidance"))
+        replace(way, grammar=msgspec.structs.replace(way.grammar, source=source, backend="llguidance"))
         for way in route.options
     ]
-    unasked = GrammarRoute(route.spec, tuple(way for way in mine if way.step.unasked), "json_schema")
-    assert [way.step.relax_schema for way in unasked.options] == [False, False, True]
+    unasked = GrammarRoute(route.spec, tuple(way for way in mine if way.grammar.unasked), "json_schema")
+    assert [way.grammar.relax_schema for way in unasked.options] == [False, False, True]
     outcome = settled(service, unasked)
-    assert outcome.step == 2
+    assert outcome.option == 2
     assert unasked.options[2].with_left_out(outcome.ignored) == ("approximate", ("/contentEncoding",))
 
 
@@ -170,10 +170,10 @@ def test_what_fails_at_its_first_texts_is_weakened(service: GrammarService, rout
     schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(3000)}}
     route = router.route(spec(schema), "json_schema")
     only = GrammarRoute(
-        route.spec, tuple(way for way in route.options if way.step.backend == "llguidance"), "json_schema"
+        route.spec, tuple(way for way in route.options if way.grammar.backend == "llguidance"), "json_schema"
     )
     outcome = settled(service, only)
-    assert only.options[outcome.step].with_left_out(outcome.ignored)[0] != "full"
+    assert only.options[outcome.option].with_left_out(outcome.ignored)[0] != "full"
 
 
 TOOL = {
@@ -210,9 +210,9 @@ def test_one_keyword_of_a_tool_costs_that_keyword_alone(name: str, router: Gramm
     route = front.tools(parser, name, [TOOL], "required", parallel=False, param="tool_choice")
     way = route.options[0]
     assert (way.enforcement, way.ignored) == ("approximate", (PLACE,))
-    assert "contains" not in way.step.source
-    assert "Rome" in way.step.source
-    assert '"maxItems": 4' in way.step.source
+    assert "contains" not in way.grammar.source
+    assert "Rome" in way.grammar.source
+    assert '"maxItems": 4' in way.grammar.source
 
 
 def test_arguments_are_judged_and_reported_for_each_tool(router: GrammarRouter) -> None:
@@ -224,12 +224,12 @@ def test_arguments_are_judged_and_reported_for_each_tool(router: GrammarRouter) 
         route = front.tools(parser, "hermes", [TOOL, other], "required", parallel=True, param="tool_choice")
         call = {"city": "Rome", "tags": ["b", "c"]}
         calls = [("note", json.dumps(call)), ("plain", "{}")]
-        report = front.report(route, GrammarOutcome(step=0, calls=calls, ended=True))
+        report = front.report(route, GrammarOutcome(option=0, calls=calls, ended=True))
         found = {tool.name: (tool.enforcement, tool.ignored, tool.valid) for tool in report.tools}
         assert found == {"note": ("approximate", (PLACE,), False), "plain": ("full", (), True)}
         assert report.valid is False
         call["tags"] = ["a", "b"]
-        report = front.report(route, GrammarOutcome(step=0, calls=[("note", json.dumps(call))], ended=True))
+        report = front.report(route, GrammarOutcome(option=0, calls=[("note", json.dumps(call))], ended=True))
         assert (report.valid, report.tools[1].valid) == (True, None)
     finally:
         front.close()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from grammar_demo import Demo, json_step
+from grammar_demo import Demo, json_option
 
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, Vocabulary
 from dovetail.forks import ForkServer, ForkTemplate
@@ -33,8 +33,8 @@ ENDLESS = "[ab]*a[ab]{20}"
 """An index over it takes minutes."""
 
 
-def outlines_step(source: str) -> GrammarOption:
-    """A step that is always compiled in a process of its own."""
+def outlines_option(source: str) -> GrammarOption:
+    """An option that is always compiled in a process of its own."""
     return GrammarOption(backend="outlines", kind="regex", source=source)
 
 
@@ -84,26 +84,26 @@ def test_what_is_in_force_is_not_compiled_again_for_who_goes_on_with_it(
 ) -> None:
     """A request that goes on after a restart knows its way: it shares with those that ask for all ways, and they do."""
     service = make_service(20)
-    missing, good = GrammarOption(backend="missing", kind="regex", source="x"), outlines_step("[ab]{4}")
+    missing, good = GrammarOption(backend="missing", kind="regex", source="x"), outlines_option("[ab]{4}")
     whole = settle(service, service.request((missing, good)))
     assert isinstance(whole, Enforced)
     future = service.known((missing, good), 1)
     assert future is not None
     assert future.outcome is whole
     assert service.known((missing, good), 0) is None
-    alone = settle(service, service.request((outlines_step("[ab]{5}"),)))
-    later = settle(service, service.request((missing, outlines_step("[ab]{5}"))))
+    alone = settle(service, service.request((outlines_option("[ab]{5}"),)))
+    later = settle(service, service.request((missing, outlines_option("[ab]{5}"))))
     assert isinstance(alone, Enforced)
     assert isinstance(later, Enforced)
     assert later.compiled is alone.compiled
-    assert (alone.step, later.step) == (0, 1)
+    assert (alone.option, later.option) == (0, 1)
 
 
 def test_equal_grammars_compile_once_and_are_remembered(make_service: Callable[[float], GrammarService]) -> None:
     """Requests that wait for the same grammar share a future; later ones have it at once, failures too."""
     service = make_service(20)
-    steps, bad = (outlines_step("[ab]{3}"),), (outlines_step("("),)
-    first, second = service.request(steps), service.request((outlines_step("[ab]{3}"),))
+    steps, bad = (outlines_option("[ab]{3}"),), (outlines_option("("),)
+    first, second = service.request(steps), service.request((outlines_option("[ab]{3}"),))
     assert first is second
     assert isinstance(settle(service, first), Enforced)
     again = service.request(steps)
@@ -120,23 +120,23 @@ def test_a_hanging_compilation_is_killed_alone(
 ) -> None:
     """While one compilation hangs others go on, in threads and processes; at its limit it alone is killed."""
     service = make_service(600)
-    hanging = service.request((outlines_step(ENDLESS),))
-    inline = settle(service, service.request((json_step({"type": "integer"}),)))
-    beside = settle(service, service.request((outlines_step("[cd]{2}"),)))
+    hanging = service.request((outlines_option(ENDLESS),))
+    inline = settle(service, service.request((json_option({"type": "integer"}),)))
+    beside = settle(service, service.request((outlines_option("[cd]{2}"),)))
     assert isinstance(inline, Enforced)
     assert isinstance(beside, Enforced)
     assert hanging.outcome is None
     short = make_service(600)
-    assert isinstance(settle(short, short.request((outlines_step("warm"),))), Enforced)
+    assert isinstance(settle(short, short.request((outlines_option("warm"),))), Enforced)
     template = short.fork_server_pid
     monkeypatch.setattr(short, "_timeout_s", 1.0)
-    refused = settle(short, short.request((outlines_step(ENDLESS),)))
+    refused = settle(short, short.request((outlines_option(ENDLESS),)))
     assert isinstance(refused, RejectedGrammar)
     assert refused.code == "grammar_too_complex"
     assert "too long" in refused.message
     assert short.pids == []
     monkeypatch.setattr(short, "_timeout_s", 600.0)
-    assert isinstance(settle(short, short.request((outlines_step("[ef]{2}"),))), Enforced)
+    assert isinstance(settle(short, short.request((outlines_option("[ef]{2}"),))), Enforced)
     assert short.fork_server_pid == template
 
 
@@ -149,20 +149,22 @@ def test_a_grammar_that_allows_no_text_is_not_enforced(make_service: Callable[..
     refused = settle(service, service.request(steps[1:]))
     assert isinstance(refused, RejectedGrammar)
     assert refused.code == "unsupported_grammar"
-    enforced = settle(service, service.request((json_step({"anyOf": [{"$ref": "#"}]}), json_step({"type": "null"}))))
+    enforced = settle(
+        service, service.request((json_option({"anyOf": [{"$ref": "#"}]}), json_option({"type": "null"})))
+    )
     assert isinstance(enforced, Enforced)
-    assert enforced.step == 1
+    assert enforced.option == 1
 
 
 def test_a_killed_compile_process_costs_one_request(make_service: Callable[[float], GrammarService]) -> None:
     """A process that dies while it compiles ends that request with an error; the next one is compiled."""
     service = make_service(600)
-    future = service.request((outlines_step(ENDLESS),))
+    future = service.request((outlines_option(ENDLESS),))
     os.kill(working(service), signal.SIGKILL)
     refused = settle(service, future)
     assert isinstance(refused, RejectedGrammar)
     assert "crashed" in refused.message
-    assert isinstance(settle(service, service.request((outlines_step("[gh]{2}"),))), Enforced)
+    assert isinstance(settle(service, service.request((outlines_option("[gh]{2}"),))), Enforced)
 
 
 def test_a_start_takes_nothing_of_a_grammars_time(
@@ -177,10 +179,10 @@ def test_a_start_takes_nothing_of_a_grammars_time(
 
     monkeypatch.setattr(ForkTemplate, "_make", slow)
     service = make_service(2.0)
-    futures = [service.request((outlines_step(f"[gh]{{{num}}}"),)) for num in range(1, 5)]
+    futures = [service.request((outlines_option(f"[gh]{{{num}}}"),)) for num in range(1, 5)]
     assert all(isinstance(settle(service, future), Enforced) for future in futures)
     began = time.monotonic()
-    refused = settle(service, service.request((outlines_step(ENDLESS),)))
+    refused = settle(service, service.request((outlines_option(ENDLESS),)))
     assert isinstance(refused, RejectedGrammar)
     assert time.monotonic() - began < START_S / 2
 
@@ -188,11 +190,11 @@ def test_a_start_takes_nothing_of_a_grammars_time(
 def test_a_killed_template_costs_nothing(make_service: Callable[[float], GrammarService]) -> None:
     """What was forked from it goes on, and the next grammar is compiled by another."""
     service = make_service(600)
-    future = service.request((outlines_step(ENDLESS),))
+    future = service.request((outlines_option(ENDLESS),))
     pid, template = working(service), service.fork_server_pid
     assert template is not None
     os.kill(template, signal.SIGKILL)
-    assert isinstance(settle(service, service.request((outlines_step("[gh]{2}"),))), Enforced)
+    assert isinstance(settle(service, service.request((outlines_option("[gh]{2}"),))), Enforced)
     assert service.fork_server_pid != template
     assert service.pids == [pid]
     assert not future.is_ready
@@ -213,11 +215,11 @@ def working(service: GrammarService) -> int:
 def test_an_engine_survives_its_compile_process(make_demo: Callable[..., Demo]) -> None:
     """Through the engine: the request whose compilation dies gets an error, its neighbour and the next are served."""
     demo = make_demo(grammar_compile_timeout=3.0)
-    results = demo.together([demo.one(outlines_step(HARD), max_tokens=5), demo.one(json_step({"enum": [7]}))])
+    results = demo.together([demo.one(outlines_option(HARD), max_tokens=5), demo.one(json_option({"enum": [7]}))])
     assert results[0].finish is not None
     assert (results[0].finish.reason, results[0].finish.code) == ("abort", "grammar_too_complex")
     assert json.loads(results[1].text) == 7
-    assert demo.generate(outlines_step("[xy]{3}")).text.strip("xy") == ""
+    assert demo.generate(outlines_option("[xy]{3}")).text.strip("xy") == ""
 
 
 def test_memory_of_a_compilation_is_bounded(small: Vocabulary) -> None:
@@ -225,8 +227,8 @@ def test_memory_of_a_compilation_is_bounded(small: Vocabulary) -> None:
     plan = make_plan(Registry.scan(), grammar_backend="outlines")
     pool = WorkerPool(ChildStart(plan=plan, vocabulary=pack(small), max_bytes=64 << 20), 1)
     try:
-        assert failed(pool, ChildJob(step=outlines_step(HARD), timeout_s=30))
-        assert pool.run(ChildJob(step=outlines_step("ab"), timeout_s=20), 20).blob is not None
+        assert failed(pool, ChildJob(option=outlines_option(HARD), timeout_s=30))
+        assert pool.run(ChildJob(option=outlines_option("ab"), timeout_s=20), 20).blob is not None
     finally:
         pool.close()
 
@@ -290,8 +292,8 @@ def test_a_grammar_that_grows_in_the_cache_counts_as_what_it_is() -> None:
 def test_what_is_kept_holds_no_sources(make_service: Callable[[float], GrammarService]) -> None:
     """Neither those of grammars in force nor those of refused ones, which are bounded in number only."""
     service = make_service(20)
-    settle(service, service.request((json_step("{}"), outlines_step("a"))))
-    settle(service, service.request((outlines_step("(" + "a" * 10_000),)))
+    settle(service, service.request((json_option("{}"), outlines_option("a"))))
+    settle(service, service.request((outlines_option("(" + "a" * 10_000),)))
     keys = [*service._cache._found, *service._cache._refused]
     assert [len(key) for key in keys if isinstance(key, bytes)] == [16, 16]
 
@@ -301,7 +303,7 @@ def test_a_grammar_counts_as_what_it_holds(make_service: Callable[[float], Gramm
     service = make_service(20)
     start_process(service)
     schema = {"enum": [{"k": i, "v": [i]} for i in range(2000)]}
-    made = service._compiler.outside(json_step(schema), time.monotonic() + 30)
+    made = service._compiler.outside(json_option(schema), time.monotonic() + 30)
     assert made.num_bytes > max(2 << 20, 2 * made.grammar.num_bytes)
     service._cache.put("large", Enforced(0, made.grammar, made.backend), made.num_bytes)
     assert service._cache.get("large") is None, "more than the whole bound"

@@ -438,19 +438,19 @@ def test_json_may_be_compact_or_spaced_as_asked() -> None:
         assert asked is not None
         route = router.route(asked.spec, asked.param, asks_all=True)
         for way in route.options:
-            if way.enforcement != "full" or way.step.relax_schema:
+            if way.enforcement != "full" or way.grammar.relax_schema:
                 continue
-            backend = backends_of_all()[way.step.backend]
-            made = backend.compile(spec_of(way.step), GrammarLimits())
+            backend = backends_of_all()[way.grammar.backend]
+            made = backend.compile(spec_of(way.grammar), GrammarLimits())
             matcher = (backend.load(made) if isinstance(made, bytes) else made).matcher()
             for value in (*right, *wrong):
                 ids, fresh = TOKENIZER.encode(value, add_special_tokens=False), matcher.fork()
                 accepted = fresh.accept(ids) == len(ids) and fresh.accepting
-                assert accepted == (value in right), (way.step.backend, extra, value)
+                assert accepted == (value in right), (way.grammar.backend, extra, value)
     compact = GrammarRouter(backends_of_all(), compact=True)
     asked = read_grammar({"json_schema": schema})
     assert asked is not None
-    assert compact.route(asked.spec, asked.param).options[0].step.max_whitespace == 0
+    assert compact.route(asked.spec, asked.param).options[0].grammar.max_whitespace == 0
     for wrong_field in ({"whitespace_pattern": ".*"}, {"disable_any_whitespace": 1}):
         with pytest.raises(RequestError, match="structured_outputs"):
             read_grammar({"structured_outputs": {"json": schema, **wrong_field}})

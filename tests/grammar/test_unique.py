@@ -75,7 +75,7 @@ class Watched:
         )
         way = route.options[0]
         self.enforcement, self.ignored = way.enforcement, way.ignored
-        compiled = backend.compile(spec_of(way.step), GrammarLimits())
+        compiled = backend.compile(spec_of(way.grammar), GrammarLimits())
         self.grammar: CompiledGrammar = backend.load(compiled) if isinstance(compiled, bytes) else compiled
         self.vocabulary = vocabulary
 

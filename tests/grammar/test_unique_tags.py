@@ -67,7 +67,7 @@ class InTags(Watched):
 
     def __init__(self, way: EnforcementOption, backend: GrammarBackend, vocabulary: Vocabulary) -> None:
         self.enforcement, self.ignored = way.enforcement, way.ignored
-        compiled = backend.compile(spec_of(way.step), GrammarLimits())
+        compiled = backend.compile(spec_of(way.grammar), GrammarLimits())
         self.grammar: CompiledGrammar = backend.load(compiled) if isinstance(compiled, bytes) else compiled
         self.vocabulary = vocabulary
 
@@ -125,7 +125,7 @@ def test_arguments_differ_in_every_format(name: str, backend: GrammarBackend, vo
         return
     seen = set()
     for seed in range(6):
-        tags, _ = watched_tags(json.loads(way.step.source))
+        tags, _ = watched_tags(json.loads(way.grammar.source))
         text = made.calls(random.Random(seed), next(begin for begin, shape, _ in tags if shape))
         [written] = ARRAYS.findall(text)
         tags = json.loads(written)
@@ -140,7 +140,7 @@ def test_where_it_cannot_be_told_it_is_named(name: str, backend: GrammarBackend)
     way = tool_way(name, "required", backend)
     assert way.enforcement == "approximate"
     assert PLACE in way.ignored
-    assert watched_tags(json.loads(way.step.source)) == ([], frozenset())
+    assert watched_tags(json.loads(way.grammar.source)) == ([], frozenset())
 
 
 def test_strict_tools_under_auto_differ_too(backend: GrammarBackend, vocabulary: Vocabulary) -> None:
@@ -228,7 +228,7 @@ def test_tags_that_other_text_could_hold_are_left_to_judging(format_: Any, backe
     way = structural(format_, backend)
     assert way.enforcement == "approximate"
     assert any(place.endswith("/uniqueItems") for place in way.ignored)
-    assert watched_tags(json.loads(way.step.source)) == ([], frozenset())
+    assert watched_tags(json.loads(way.grammar.source)) == ([], frozenset())
 
 
 def test_a_text_or_calls_name_what_neither_watches(backend: GrammarBackend) -> None:

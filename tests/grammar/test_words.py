@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from grammar_demo import Demo, Result, fixed, json_step
+from grammar_demo import Demo, Result, fixed, json_option
 
 PROMPT = "What is the capital of France?"
 
@@ -51,7 +51,7 @@ def test_nothing_but_what_is_allowed_is_said(demo: Demo) -> None:
 def test_rules_go_beside_a_grammar_and_a_budget(demo: Demo) -> None:
     """A grammar keeps to its language without the banned word; thinking ends where its budget does."""
     # The first token is banned: once "true" has begun, a grammar has no other way out.
-    grammar = demo.generate(json_step({"type": "boolean"}), bad_words=(said(demo, "true")[:1],), temperature=0)
+    grammar = demo.generate(json_option({"type": "boolean"}), bad_words=(said(demo, "true")[:1],), temperature=0)
     assert grammar.text == "false"
     think = demo.generate(
         prompt=demo.prompt(PROMPT, thinking=True),

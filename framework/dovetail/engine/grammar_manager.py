@@ -32,8 +32,8 @@ class GrammarWaiter:
     Attributes:
         request: It.
         future: Its claim.
-        first: Which of its ways the future's first is.
-        why: What made the way before fail while it was in force; empty where none has.
+        first: Which of its options the future's first is.
+        why: What made the option before fail while it was in force; empty where none has.
     """
 
     request: EngineRequest
@@ -89,33 +89,35 @@ class GrammarManager:
         self._waiting.append(GrammarWaiter(request, *self._claim(message)))
 
     def _claim(self, message: Submit) -> tuple[CompileFuture, int]:
-        """Claim a grammar; returns the claim, and which of the request's ways is its first."""
-        service, steps, at = self.service, message.grammar, message.grammar_option
-        if not steps:
+        """Claim a grammar; returns the claim, and which of the request's options is its first."""
+        service, options, at = self.service, message.grammar, message.grammar_option
+        if not options:
             return service.prepare(), 0
         if at is None:
-            return service.request(steps, message.owner, again=message.again), 0
-        known = service.known(steps, at)
+            return service.request(options, message.owner, again=message.again), 0
+        known = service.known(options, at)
         if known is not None:
             return known, 0
-        return service.request(steps[at : at + 1], message.owner, again=message.again), at
+        return service.request(options[at : at + 1], message.owner, again=message.again), at
 
     def again(self, request: EngineRequest) -> bool:
-        """Claim the next way for a request whose grammar failed while it was in force; False: there is none.
+        """Claim the next option for a request whose grammar failed while it was in force; False: there is none.
 
-        The request waits for it from now on. What it has said must fit the next way, too.
+        The request waits for it from now on. What it has said must fit the next option, too.
         """
         constraint, wanted = request.constraint, request.grammar
         if constraint is None or constraint.error is None or wanted is None or request.grammar_option is None:
             return False
-        failed = wanted.steps[request.grammar_option]
-        others = (i for i in range(request.grammar_option + 1, len(wanted.steps)) if _differs(wanted.steps[i], failed))
+        failed = wanted.options[request.grammar_option]
+        others = (
+            i for i in range(request.grammar_option + 1, len(wanted.options)) if _differs(wanted.options[i], failed)
+        )
         first = next(others, None)
         if first is None:
             return False
         logger.warning("A grammar failed (%s); it is enforced in another way from here on.", constraint.error)
         request.waiting_for_grammar = True
-        future = self.service.request(wanted.steps[first:], request.owner)
+        future = self.service.request(wanted.options[first:], request.owner)
         self._waiting.append(GrammarWaiter(request, future, first, constraint.error))
         request.constraint = None
         return True
@@ -156,7 +158,7 @@ class GrammarManager:
         request.constraint = constraint
         if outcome is not None:
             request.grammar_ignored = outcome.ignored
-            request.grammar_option = item.first + outcome.step
+            request.grammar_option = item.first + outcome.option
         return None
 
     def wait(self, timeout_s: float) -> None:
@@ -186,9 +188,9 @@ def _follow(constraint: Constraint, ids: Sequence[int]) -> str | None:
     return None
 
 
-def _differs(step: GrammarOption, other: GrammarOption) -> bool:
-    """Whether a way is more than another one in which keywords may be left out."""
-    return (step.backend, step.source) != (other.backend, other.source)
+def _differs(option: GrammarOption, other: GrammarOption) -> bool:
+    """Whether an option is more than another one in which keywords may be left out."""
+    return (option.backend, option.source) != (other.backend, other.source)
 
 
 def make_grammar_manager(

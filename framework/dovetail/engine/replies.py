@@ -70,7 +70,7 @@ class Replies:
         return ending(request, finish)
 
     def _fell_back(self, request: EngineRequest) -> bool:
-        """Whether a request's grammar has failed while it was in force, and the next way is compiled for it."""
+        """Whether a request's grammar has failed while it was in force, and the next option is compiled for it."""
         constraint = request.constraint
         if constraint is None or constraint.error is None or self.grammars is None or not self.grammars.again(request):
             return False

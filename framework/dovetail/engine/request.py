@@ -29,11 +29,11 @@ class GrammarRequest:
     """What a request wants enforced, kept with it.
 
     Attributes:
-        steps: All ways to enforce its grammar, best first.
+        options: All options to enforce its grammar, best first.
         thinking: What is known of its thinking.
     """
 
-    steps: tuple[GrammarOption, ...]
+    options: tuple[GrammarOption, ...]
     thinking: Thinking | None
 
 
@@ -65,7 +65,7 @@ class Timing:
         self._put_back_at = perf_counter()
 
     def decided(self) -> None:
-        """Its grammar is in force; where one way after another is tried, the first counts."""
+        """Its grammar is in force; where one option after another is tried, the first counts."""
         if self._grammar_s is None:
             self._grammar_s = perf_counter() - self._began
 
@@ -114,7 +114,7 @@ class EngineRequest:
         is_announced: Its client knows that it takes part in steps.
         constraint: What it may say next; None for anything.
         waiting_for_grammar: Its grammar is being compiled, or was refused: nothing may be sampled.
-        grammar_option: Which of the ways to enforce its grammar is in force, or was in an engine before this one.
+        grammar_option: Which of the options to enforce its grammar is in force, or was in an engine before this one.
         grammar_ignored: What had to be left out of it.
         grammar: What it wants enforced.
         most_drafts: Drafts that its next step can use at most.

@@ -21,7 +21,7 @@ Steps 1 to 3 and 6 run where the request is read, 4 and 5 in the engine's proces
 ```python
 front = StructuredOutputs.load(plugins, tokenizer, vocab_size)
 route = front.route(read_grammar({"regex": "[0-9]+"}))      # how it will be enforced; goes out with `Submit`
-report = front.report(route, GrammarOutcome(step=delta.grammar_option, text=text, ended=True))
+report = front.report(route, GrammarOutcome(option=delta.grammar_option, text=text, ended=True))
 ```
 """
 
@@ -51,7 +51,7 @@ Tools = Sequence[Mapping[str, Any]]
 LARGE_SOURCE = 64 * 1024
 """Characters of a grammar from which on memory is looked at behind it."""
 MAX_JOINED = 4
-"""Ways to enforce a text or calls: each travels with its source."""
+"""Options to enforce a text or calls: each travels with its source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +59,14 @@ class GrammarOutcome:
     """What came of a request with a grammar.
 
     Attributes:
-        step: The way that the engine enforced.
+        option: The option that the engine enforced, by its index.
         left_out: What it left out of it (`TokenDelta.grammar_ignored`).
         text: The finished content.
         calls: Names and arguments of the tools that were called.
         ended: The model ended it; False where it was cut off.
     """
 
-    step: int
+    option: int
     left_out: tuple[str, ...] = ()
     text: str = ""
     calls: Sequence[tuple[str, str]] = ()
@@ -149,7 +149,7 @@ class StructuredOutputs:
         return self._alone.get(name, self)
 
     def route(self, asked: RequestedGrammar) -> GrammarRoute:
-        """Choose the ways to enforce a request's grammar.
+        """Choose the options to enforce a request's grammar.
 
         Raises:
             RequestError: There is none.
@@ -161,7 +161,7 @@ class StructuredOutputs:
     def tools(
         self, parser: ToolParser, name: str, tools: Tools, choice: Any, *, parallel: bool, param: str
     ) -> GrammarRoute:
-        """Choose the ways to enforce tool calls in the model's own format.
+        """Choose the options to enforce tool calls in the model's own format.
 
         Args:
             parser: The tool parser.
@@ -206,9 +206,9 @@ class StructuredOutputs:
             route: The request's.
             outcome: What came.
         """
-        option = route.options[outcome.step]
+        option = route.options[outcome.option]
         enforcement, ignored = option.with_left_out(outcome.left_out)
-        made = GrammarReport(option.step.backend, enforcement, ignored, None)
+        made = GrammarReport(option.grammar.backend, enforcement, ignored, None)
         if route.tools:
             made = replace(made, tools=self._tool_reports(route, made, outcome))
         if not outcome.ended:

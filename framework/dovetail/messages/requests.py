@@ -10,7 +10,7 @@ from dovetail.messages.sampling import Pool, SamplerParams
 
 
 class GrammarOption(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One way to enforce a request's grammar: a backend of the plan and a `GrammarSpec` as data."""
+    """One option to enforce a request's grammar: a backend of the plan and a `GrammarSpec` as data."""
 
     backend: str
     kind: str

@@ -28,9 +28,9 @@ class Constraints:
     thinking: Thinking | None = None
 
     @property
-    def steps(self) -> tuple[GrammarOption, ...]:
+    def options(self) -> tuple[GrammarOption, ...]:
         """`Submit.grammar`."""
-        return () if self.route is None else self.route.steps
+        return () if self.route is None else self.route.engine_options
 
 
 NONE = Constraints()
@@ -139,13 +139,13 @@ def _format(tools: ToolOptions | None, processor: Processor, template_kwargs: Ma
 
 
 def outcome_of(
-    output: OutputStream, step: int, left_out: tuple[str, ...], *, is_dropped: bool = False
+    output: OutputStream, option: int, left_out: tuple[str, ...], *, is_dropped: bool = False
 ) -> GrammarOutcome:
     """Return what came of a grammar, now that its reply has ended.
 
     Args:
         output: The reply.
-        step: The way that the engine enforced.
+        option: The option that the engine enforced, by its index.
         left_out: What it left out of it.
         is_dropped: Nobody wanted the reply.
     """
@@ -153,5 +153,5 @@ def outcome_of(
     is_whole = finish is not None and finish.reason in ("stop", "tool_calls") and not isinstance(finish.matched, str)
     calls = [(call.name, call.arguments) for call in output.tool_calls]
     return GrammarOutcome(
-        step=step, left_out=left_out, text=output.text, calls=calls, ended=is_whole and not is_dropped
+        option=option, left_out=left_out, text=output.text, calls=calls, ended=is_whole and not is_dropped
     )

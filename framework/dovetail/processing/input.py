@@ -80,7 +80,7 @@ class PreparedRequest:
             owner=owner,
             weight=weight,
             timeout_s=timeout_s,
-            grammar=self.constraints.steps,
+            grammar=self.constraints.options,
             thinking=self.constraints.thinking,
         )
 

@@ -53,8 +53,10 @@ class FirstTokenBench:
         ids = [(self._count * 7919 + i) % min(size, 1000) for i in range(PROMPT_LEN)]
         params = SamplerParams(max_tokens=1, temperature=0.0)
         started = time.perf_counter()
-        steps: tuple[GrammarOption, ...] = () if spec is None else self._router.route(spec, "json_schema").steps
-        core.handle(Submit(rid="", handle=self._count, prompt_ids=ids, params=params, grammar=steps))
+        options: tuple[GrammarOption, ...] = (
+            () if spec is None else self._router.route(spec, "json_schema").engine_options
+        )
+        core.handle(Submit(rid="", handle=self._count, prompt_ids=ids, params=params, grammar=options))
         while not core.step().deltas:
             pass
         took = time.perf_counter() - started

@@ -98,11 +98,11 @@ class StepBench:
             "added": f"{with_ / without - 1:.1%}",
         }
 
-    def _time(self, step: GrammarOption | None, num_steps: int) -> list[float]:
+    def _time(self, option: GrammarOption | None, num_steps: int) -> list[float]:
         core, clock = self._core, time.thread_time if self._on_cpu else time.perf_counter
         params = SamplerParams(max_tokens=num_steps + 4, temperature=0.0, ignore_eos=True, seed=1)
         for i in range(self._num_rows):
-            grammar = () if step is None else (step,)
+            grammar = () if option is None else (option,)
             core.handle(Submit(rid="", handle=i, prompt_ids=[i % 100, 1, 2], params=params, grammar=grammar))
         took = []
         while core.has_work:
@@ -136,7 +136,7 @@ class HostileBench:
         tasks = [asyncio.create_task(self._background(i)) for i in range(4)]
         await asyncio.sleep(WARM_S)
         quiet, self._gaps = points(self._gaps, 1e3), []
-        self.answers = [await self._hostile(i, step) for i, step in enumerate(HOSTILE)]
+        self.answers = [await self._hostile(i, option) for i, option in enumerate(HOSTILE)]
         under_fire = points(self._gaps, 1e3)
         for task in tasks:
             task.cancel()
@@ -165,13 +165,13 @@ class HostileBench:
                     last = now
             count += 1
 
-    async def _hostile(self, number: int, step: GrammarOption) -> tuple[float, str, GrammarOption]:
+    async def _hostile(self, number: int, option: GrammarOption) -> tuple[float, str, GrammarOption]:
         """Send one hostile request; returns how long its answer took, and what it was."""
         started = time.perf_counter()
         params = SamplerParams(max_tokens=30, temperature=1.0, seed=1)
         finish = None
-        submit = Submit(rid=f"h{number}-{step.backend}", prompt_ids=[1, 2], params=params, grammar=(step,))
+        submit = Submit(rid=f"h{number}-{option.backend}", prompt_ids=[1, 2], params=params, grammar=(option,))
         async for delta in self._client.submit(submit):
             finish = delta.finish
         what = "?" if finish is None else f"{finish.reason} {finish.code or ''}".strip()
-        return time.perf_counter() - started, what, step
+        return time.perf_counter() - started, what, option

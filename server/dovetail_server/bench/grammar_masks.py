@@ -70,7 +70,7 @@ class MaskBench:
         )
         self.service.warm_up()
         warm = GrammarSpec(kind=Kind.JSON, source='{"type": "null"}')
-        self._outcome(self.service.request(self._router.route(warm, "json_schema").steps))
+        self._outcome(self.service.request(self._router.route(warm, "json_schema").engine_options))
         self._raw = RawLibrary(vocabulary)
 
     def compile(self) -> tuple[dict[str, Any], list[Enforced]]:
@@ -89,7 +89,7 @@ class MaskBench:
             except RequestError:
                 refused += 1
                 continue
-            outcome = self._outcome(self.service.request(route.steps))
+            outcome = self._outcome(self.service.request(route.engine_options))
             if not isinstance(outcome, Enforced):
                 refused += 1
                 continue
@@ -100,9 +100,9 @@ class MaskBench:
             alone = alone if number % 2 else self._raw.time(spec)
             if alone is not None:
                 pairs.append((new[-1], alone[0], busy[-1], alone[1]))
-            known.append(statistics.median(self._time_known(route.steps) for _ in range(3)))
+            known.append(statistics.median(self._time_known(route.engine_options) for _ in range(3)))
             made.append(outcome)
-            full += route.options[outcome.step].enforcement == "full"
+            full += route.options[outcome.option].enforcement == "full"
         results: dict[str, Any] = {
             "new schema, ms to the first mask": points(new, 1e3),
             "of it CPU time here, ms": points(busy, 1e3),
@@ -166,9 +166,9 @@ class MaskBench:
             self.service.wait(0.002)
         return future.outcome
 
-    def _time_known(self, steps: Any) -> float:
+    def _time_known(self, options: Any) -> float:
         started = time.thread_time()
-        outcome = self.service.request(steps).outcome
+        outcome = self.service.request(options).outcome
         if isinstance(outcome, Enforced):
             outcome.compiled.matcher()
         return time.thread_time() - started

@@ -251,7 +251,7 @@ class Choice:
         if self.route is None or self.grammar_option is None or self.finish_reason == "abort":
             return
         outcome = outcome_of(self.output, self.grammar_option, self.grammar_ignored, is_dropped=self.is_dropped)
-        if outcome.ended and self.route.needs_validation(outcome.step, outcome.left_out):
+        if outcome.ended and self.route.needs_validation(outcome.option, outcome.left_out):
             self.grammar_report = await asyncio.to_thread(front.report, self.route, outcome)
         else:
             self.grammar_report = front.report(self.route, outcome)

@@ -19,9 +19,9 @@ from dovetail.messages import GrammarOption
 
 @dataclass(frozen=True, slots=True)
 class Enforced:
-    """A grammar in force: which of the request's steps it is, compiled, by what, and what was left out of it."""
+    """A grammar in force: which of the request's options it is, compiled, by what, and what was left out of it."""
 
-    step: int
+    option: int
     compiled: CompiledGrammar
     backend: GrammarBackend
     ignored: tuple[str, ...] = ()
@@ -43,9 +43,9 @@ MAX_WEIGHED, WEIGHED_AT_ONCE = 32, 4
 these in turn with each new one."""
 
 
-def key_of(steps: tuple[GrammarOption, ...]) -> bytes:
-    """Return what stands for the ways to enforce a grammar: their sources may take megabytes, also of a refused one."""
-    return hashlib.blake2b(msgspec.msgpack.encode(steps), digest_size=16).digest()
+def key_of(options: tuple[GrammarOption, ...]) -> bytes:
+    """Return what stands for the options to enforce a grammar: sources may take megabytes, also of a refused one."""
+    return hashlib.blake2b(msgspec.msgpack.encode(options), digest_size=16).digest()
 
 
 @dataclass(slots=True)

@@ -134,7 +134,7 @@ class CompileChild:
         """Make sure that a job does not pay for its backend."""
         if isinstance(job, ChildJob):
             with contextlib.suppress(Exception):  # as above: `work` asks again
-                self._backend(job.step.backend)
+                self._backend(job.option.backend)
 
     def work(self, job: ChildJob | ChildCheck) -> ChildReply:
         """Compile within the memory limit; what a backend raises becomes the reply's error."""
@@ -142,11 +142,11 @@ class CompileChild:
             return ChildReply(error="this process only compiles grammars")
         has_memory = True
         try:
-            backend = self._backend(job.step.backend)
+            backend = self._backend(job.option.backend)
             has_memory = lower(resource.RLIMIT_AS, address_space() + self._max_bytes)
             lower(resource.RLIMIT_CPU, _cpu_limit(job.timeout_s))
             limits = GrammarLimits(timeout_s=job.timeout_s, max_bytes=self._max_bytes)
-            return self._compile(backend, job.step, limits)
+            return self._compile(backend, job.option, limits)
         except RequestError as error:
             return ChildReply(error=error.message, code=error.code or "invalid_grammar")
         except MemoryError:
@@ -158,10 +158,10 @@ class CompileChild:
         except Exception as error:  # a backend may raise anything; the job's owner is told
             return ChildReply(error=f"{type(error).__name__}: {error}", code="invalid_grammar")
 
-    def _compile(self, backend: GrammarBackend, step: GrammarOption, limits: GrammarLimits) -> ChildReply:
+    def _compile(self, backend: GrammarBackend, option: GrammarOption, limits: GrammarLimits) -> ChildReply:
         """Compile, where allowed without what the backend refuses."""
-        spec = spec_of(step)
-        if not step.relax_schema:
+        spec = spec_of(option)
+        if not option.relax_schema:
             return self._one(backend, spec, limits)
         until = time.monotonic() + SEARCH_SHARE * limits.timeout_s
         reply, ignored = relax_schema(spec, lambda each: self._one(backend, each, limits), until)

@@ -1,4 +1,4 @@
-"""`Compiler`: one way of enforcing a grammar at a time, here or in a process that can be killed.
+"""`Compiler`: one option to enforce a grammar at a time, here or in a process that can be killed.
 
 What comes back from such a process is loaded here only if the process, which has loaded it too, says what that costs.
 """
@@ -104,36 +104,36 @@ class Compiler:
                 self._backends[name] = self._plugins.get("grammar_backend", name)(vocabulary)
             return self._backends[name]
 
-    def asked(self, step: GrammarOption) -> tuple[GrammarOption, tuple[str, ...]] | None:
-        """Ask a step's backend what it enforces, where nobody has; see `negotiation.asked`."""
-        return asked(self.backend(step.backend), step) if step.unasked else (step, ())
+    def asked(self, option: GrammarOption) -> tuple[GrammarOption, tuple[str, ...]] | None:
+        """Ask an option's backend what it enforces, where nobody has; see `negotiation.asked`."""
+        return asked(self.backend(option.backend), option) if option.unasked else (option, ())
 
-    def inline(self, step: GrammarOption) -> CompileResult:
+    def inline(self, option: GrammarOption) -> CompileResult:
         """Compile in this thread.
 
         Raises:
             RequestError: The grammar is refused.
         """
-        backend = self.backend(step.backend)
-        result = backend.compile(spec_of(step), self._limits)
+        backend = self.backend(option.backend)
+        result = backend.compile(spec_of(option), self._limits)
         made = backend.load(result) if isinstance(result, bytes) else result
         return CompileResult(made, backend)
 
-    def lighter(self, step: GrammarOption) -> CompileResult | None:
+    def lighter(self, option: GrammarOption) -> CompileResult | None:
         """Compile in this thread what takes too long, without what costs most; None where that is not known.
 
         Raises:
             RequestError: The grammar is refused without it, too.
         """
-        backend = self.backend(step.backend)
-        found = lightened(backend, spec_of(step))
+        backend = self.backend(option.backend)
+        found = lightened(backend, spec_of(option))
         if found is None:
             return None
         spec, gone = found
-        made = self.inline(msgspec.structs.replace(step, source=spec.source))
+        made = self.inline(msgspec.structs.replace(option, source=spec.source))
         return CompileResult(made.grammar, backend, ignored=gone)
 
-    def outside(self, step: GrammarOption, deadline: float) -> CompileResult:
+    def outside(self, option: GrammarOption, deadline: float) -> CompileResult:
         """Compile in a process of its own, and load the result here.
 
         Raises:
@@ -141,17 +141,17 @@ class Compiler:
             ChildTimeoutError: The deadline passed.
             ChildDiedError: The process died.
         """
-        backend = self.backend(step.backend)
+        backend = self.backend(option.backend)
         left = deadline - time.monotonic()
         if left <= 0:
             raise ChildTimeoutError
-        reply = self._children().run(ChildJob(step=step, timeout_s=left), left)
+        reply = self._children().run(ChildJob(option=option, timeout_s=left), left)
         if reply.error is not None:
             raise RequestError(reply.error, code=reply.code) if reply.code else PluginError(reply.error)
         _check_cost(reply)
         if reply.blob is None:
-            source = without(step.kind, step.source, reply.ignored)
-            again = self.inline(msgspec.structs.replace(step, source=source))
+            source = without(option.kind, option.source, reply.ignored)
+            again = self.inline(msgspec.structs.replace(option, source=source))
             return CompileResult(again.grammar, backend, reply.load_bytes, reply.ignored)
         return CompileResult(backend.load(reply.blob), backend, reply.load_bytes, reply.ignored)
 

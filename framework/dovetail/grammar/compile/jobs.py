@@ -11,8 +11,8 @@ from dovetail.grammar.spec.refusals import FULL, OWNER_FULL
 from dovetail.messages import GrammarOption
 
 LAST_OPTION_SHARE = 0.2
-"""Of a request's time, kept for the last way: any JSON is a matter of milliseconds, but judging its text takes time."""
-Steps = tuple[GrammarOption, ...]
+"""Of a request's time, kept for the last option: any JSON takes milliseconds, but judging its text takes time."""
+Options = tuple[GrammarOption, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class CompileJob:
     """A grammar under way to its future.
 
     Attributes:
-        steps: The ways to enforce it.
+        options: The options to enforce it.
         key: What stands for them.
         future: To be filled.
         owner: Who asked first.
@@ -69,14 +69,14 @@ class CompileJob:
             is not there yet.
         patience_s: What it has.
         began: When a compilation began; None while it waits for its first.
-        index: The way that is tried next.
-        refused: Why the first way that was tried failed.
+        index: The option that is tried next.
+        refused: Why the first option that was tried failed.
         is_early: Asked for before the vocabulary was made: what that took is nobody else's grammar.
-        has_waited: For the first process; the other ways do not wait for it again.
+        has_waited: For the first process; the other options do not wait for it again.
         slow: Backends and sources that took too long: they may do without what costs most.
     """
 
-    steps: Steps
+    options: Options
     key: bytes
     future: CompileFuture
     owner: str
@@ -92,13 +92,13 @@ class CompileJob:
 
     @property
     def last_option_at(self) -> float:
-        """When there is time for nothing but the last way."""
+        """When there is time for nothing but the last option."""
         return self.deadline - LAST_OPTION_SHARE * (self.deadline - self.asked)
 
     @property
     def num_bytes(self) -> int:
         """Size of the sources."""
-        return sum(len(step.source) for step in self.steps)
+        return sum(len(option.source) for option in self.options)
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from dovetail.contracts.errors import DovetailError, RequestError
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.grammar.compile.cache import Enforced, GrammarCache, RejectedGrammar, key_of
 from dovetail.grammar.compile.compiling import Compiler, CompileResult
-from dovetail.grammar.compile.jobs import CompileFuture, CompileJob, CompileSite, QueueBounds, Steps, WaitingCompile
+from dovetail.grammar.compile.jobs import CompileFuture, CompileJob, CompileSite, Options, QueueBounds, WaitingCompile
 from dovetail.grammar.compile.memory import Trimmer
 from dovetail.grammar.compile.pool import START_S, ChildDiedError, ChildStartError, ChildTimeoutError
 from dovetail.grammar.compile.queue import Workers
@@ -36,7 +36,7 @@ MAX_SLOW, MAX_SWIFT, SWIFT_S = 2, 1, 0.7
 """Compile processes that may take their time, those for what comes while all of these are busy, and what it may take
 there: what takes longer waits for one of the others, so that plain grammars do not wait behind hard ones."""
 EARLY_OPTION_S = 2.5
-"""What a way may take in a compile process while there are others to try: a faithful one is worth a short wait."""
+"""What an option may take in a compile process while there are others to try: a faithful one is worth a short wait."""
 WARM_PAUSE_S, WARM_S = 0.02, 0.06
 """How long a backend may prepare a grammar that is in force."""
 AGAIN = 12
@@ -64,7 +64,7 @@ class GrammarService:
         Args:
             plugins: Of the engine's process.
             make_vocabulary: Called once, in a thread.
-            timeout_s: For one request's grammar, all steps and waiting together.
+            timeout_s: For one request's grammar, all options and waiting together.
             cache_bytes: Bound of the compiled grammars that are kept.
             max_child_bytes: What a compile process may allocate.
             bounds: Of what waits.
@@ -103,16 +103,16 @@ class GrammarService:
         """Distinct grammars that are being compiled, or wait for it."""
         return len(self._pending)
 
-    def request(self, steps: Steps, owner: str = "", *, again: bool = False) -> CompileFuture:
+    def request(self, options: Options, owner: str = "", *, again: bool = False) -> CompileFuture:
         """Claim a grammar. The future of one that is known is filled at once, and that of one too many, too.
 
         Args:
-            steps: The ways to enforce it.
+            options: The options to enforce it.
             owner: Who asks.
             again: An engine before this one was asked for it. Then it is not refused for all that have come back at
                 once, and has longer.
         """
-        key = key_of(steps)
+        key = key_of(options)
         with self._lock:
             known = self._cache.get(key)
             if known is not None:
@@ -123,7 +123,7 @@ class GrammarService:
                 return future
             now, patience_s = time.monotonic(), self._timeout_s * (AGAIN if again else 1)
             job = CompileJob(
-                steps=steps,
+                options=options,
                 key=key,
                 future=CompileFuture(),
                 owner=owner,
@@ -140,11 +140,11 @@ class GrammarService:
         self._inline.put(owner, partial(self._work, job, CompileSite.HERE))
         return job.future
 
-    def known(self, steps: Steps, at: int) -> CompileFuture | None:
-        """Claim a grammar that was asked for in several ways, if it is in force in way number `at`."""
+    def known(self, options: Options, at: int) -> CompileFuture | None:
+        """Claim a grammar that was asked for with several options, if it is in force as option number `at`."""
         with self._lock:
-            found = self._cache.get(key_of(steps))
-        return CompileFuture(found) if isinstance(found, Enforced) and found.step == at else None
+            found = self._cache.get(key_of(options))
+        return CompileFuture(found) if isinstance(found, Enforced) and found.option == at else None
 
     def release(self, future: CompileFuture) -> None:
         """Give a claim back. A grammar that nobody waits for any more is not compiled, if that has not begun."""
@@ -215,12 +215,12 @@ class GrammarService:
     def _warm_up(self) -> None:
         try:
             self.token_sets()
-            steps = [option_of(planned.name, WARM_UP) for planned, _ in self._plugins.candidates("grammar_backend")]
-            for step in filter(self._is_inline, steps):
-                self._compiler.inline(step)
+            options = [option_of(planned.name, WARM_UP) for planned, _ in self._plugins.candidates("grammar_backend")]
+            for option in filter(self._is_inline, options):
+                self._compiler.inline(option)
             self._compiler.warm_up()
-            for step in (step for step in steps if not self._is_inline(step)):
-                self._outside.put("", partial(self._load_early, step))
+            for option in (option for option in options if not self._is_inline(option)):
+                self._outside.put("", partial(self._load_early, option))
         except DovetailError as error:
             logger.warning("Structured outputs are not available: %s", error)
         except Exception:
@@ -229,17 +229,17 @@ class GrammarService:
         finally:
             self._is_warm.set()
 
-    def _load_early(self, step: GrammarOption) -> None:
+    def _load_early(self, option: GrammarOption) -> None:
         """Have a backend that compiles elsewhere load here what its first grammar would wait for, tokens of others too.
 
         One that cannot says why to whoever asks for it.
         """
         try:
-            if WARM_UP.kind in self._compiler.backend(step.backend).kinds:
+            if WARM_UP.kind in self._compiler.backend(option.backend).kinds:
                 self._compiler.wait_ready(time.monotonic() + START_S)
-                self._compiler.outside(step, time.monotonic() + self._timeout_s)
+                self._compiler.outside(option, time.monotonic() + self._timeout_s)
         except Exception as error:
-            logger.debug("grammar backend %s is not prepared: %s", step.backend, error)
+            logger.debug("grammar backend %s is not prepared: %s", option.backend, error)
 
     def _work(self, job: CompileJob, place: CompileSite) -> None:
         """Bring a job on, whatever its backends do: a future that is never filled is waited for without end."""
@@ -249,34 +249,34 @@ class GrammarService:
             self._finish(job, _refusal(error), 0)
 
     def _try_options(self, job: CompileJob, place: CompileSite) -> None:
-        """Try the ways that are left, up to the first that needs a process of another place."""
-        while job.index < len(job.steps):
+        """Try the options that are left, up to the first that needs a process of another place."""
+        while job.index < len(job.options):
             now = time.monotonic()
             if self._was_left(job):
                 return
             if now >= job.deadline and not self._has_grace(job):
                 break
-            step = job.steps[job.index]
-            is_slow = (step.backend, step.source) in job.slow
-            if job.index < len(job.steps) - 1 and (
+            option = job.options[job.index]
+            is_slow = (option.backend, option.source) in job.slow
+            if job.index < len(job.options) - 1 and (
                 ((job.began is not None or job.is_early) and now >= job.last_option_at)
-                or (is_slow and not step.relax_schema)
+                or (is_slow and not option.relax_schema)
             ):
                 job.index += 1
                 continue
             try:
                 self.token_sets()  # here, and not when the engine needs them
                 with self._lock:
-                    alone = self._cache.get(key_of((step,)))  # of a request that went on with it, after a restart
+                    alone = self._cache.get(key_of((option,)))  # of a request that went on with it, after a restart
                 if isinstance(alone, Enforced):
-                    self._finish(job, dataclasses.replace(alone, step=job.index), 0)
+                    self._finish(job, dataclasses.replace(alone, option=job.index), 0)
                     return
-                found = self._compiler.asked(step)
+                found = self._compiler.asked(option)
                 if found is None:
                     job.index += 1
                     continue
-                step, lost = found
-                compiled = self._compiler.lighter(step) if is_slow else self._compile(job, step, now, place)
+                option, lost = found
+                compiled = self._compiler.lighter(option) if is_slow else self._compile(job, option, now, place)
                 if compiled is None and is_slow:
                     job.index += 1
                     continue
@@ -289,59 +289,61 @@ class GrammarService:
             except Exception as error:  # whatever a backend raises ends one request
                 job.refused = job.refused or _refusal(error)
                 if isinstance(error, (ChildTimeoutError, ChildStartError)):
-                    job.slow.add((step.backend, step.source))
-                    if step.relax_schema:
+                    job.slow.add((option.backend, option.source))
+                    if option.relax_schema:
                         continue  # without what costs most
-                if isinstance(error, RequestError) and _is_final(job.steps[job.index], error):
+                if isinstance(error, RequestError) and _is_final(job.options[job.index], error):
                     break
             job.index += 1
         self._finish(job, self._why_not(job), 0)
 
     def _pass_on(self, job: CompileJob, place: CompileSite) -> None:
         """Have a job done in a process; where all are busy, first in the one for what is done soon."""
-        if not self._compiler.is_ready and not self._is_inline(job.steps[-1]):
+        if not self._compiler.is_ready and not self._is_inline(job.options[-1]):
             job.deadline = job.asked + START_S + job.patience_s
         if place is CompileSite.HERE and not self._outside.is_free:
             self._swift.put(job.owner, partial(self._work, job, CompileSite.SWIFT))
         else:
             self._outside.put(job.owner, partial(self._work, job, CompileSite.OUTSIDE))
 
-    def _compile(self, job: CompileJob, step: GrammarOption, now: float, place: CompileSite) -> CompileResult | None:
-        """Compile one way; None where that has to be done elsewhere."""
-        is_last = job.index == len(job.steps) - 1
-        if place is CompileSite.HERE or (is_last and self._is_inline(step)):
-            if not self._is_inline(step):
+    def _compile(self, job: CompileJob, option: GrammarOption, now: float, place: CompileSite) -> CompileResult | None:
+        """Compile one option; None where that has to be done elsewhere."""
+        is_last = job.index == len(job.options) - 1
+        if place is CompileSite.HERE or (is_last and self._is_inline(option)):
+            if not self._is_inline(option):
                 return None
             job.began = job.began or now
             try:
-                return self._compiler.inline(step)
+                return self._compiler.inline(option)
             except RequestError as error:
-                if place is CompileSite.HERE and step.relax_schema and is_relaxable(error.code, error.message):
+                if place is CompileSite.HERE and option.relax_schema and is_relaxable(error.code, error.message):
                     return None  # finding out what to leave out takes many compilations
                 raise
         if place is CompileSite.SWIFT:
-            return self._swiftly(job, step, now)
+            return self._swiftly(job, option, now)
         job.began = job.began or now
         self._await_process(job, now)
         now = time.monotonic()
-        return self._compiler.outside(step, job.deadline if is_last else min(job.last_option_at, now + EARLY_OPTION_S))
+        return self._compiler.outside(
+            option, job.deadline if is_last else min(job.last_option_at, now + EARLY_OPTION_S)
+        )
 
-    def _swiftly(self, job: CompileJob, step: GrammarOption, now: float) -> CompileResult | None:
+    def _swiftly(self, job: CompileJob, option: GrammarOption, now: float) -> CompileResult | None:
         """Compile in a process for what is done soon; None for what is not."""
         try:
-            return self._compiler.outside(step, min(job.last_option_at, now + SWIFT_S))
+            return self._compiler.outside(option, min(job.last_option_at, now + SWIFT_S))
         except (ChildTimeoutError, ChildStartError):
             return None
 
     def _await_process(self, job: CompileJob, now: float) -> None:
-        """Wait for the first process: a while where another way needs none, else as long as it takes to start.
+        """Wait for the first process: a while where another option needs none, else as long as it takes to start.
 
-        What a way may take does not pass meanwhile.
+        What an option may take does not pass meanwhile.
         """
         if not self._compiler.is_ready:
             early = now if job.has_waited else min(job.last_option_at, now + EARLY_OPTION_S)
             job.has_waited = True
-            self._compiler.wait_ready(early if self._is_inline(job.steps[-1]) else job.deadline)
+            self._compiler.wait_ready(early if self._is_inline(job.options[-1]) else job.deadline)
         job.deadline = min(job.deadline, time.monotonic() + job.patience_s)
 
     def _was_left(self, job: CompileJob) -> bool:
@@ -354,13 +356,13 @@ class GrammarService:
             job.future.fill(RejectedGrammar("nobody waits for it any more", BUSY))
             return True
 
-    def _is_inline(self, step: GrammarOption) -> bool:
-        return self._compiler.backend(step.backend).inline(spec_of(step))
+    def _is_inline(self, option: GrammarOption) -> bool:
+        return self._compiler.backend(option.backend).inline(spec_of(option))
 
     def _has_grace(self, job: CompileJob) -> bool:
-        """Whether the ways before took all the time, and the last one takes next to none: then it is still tried."""
+        """Whether the options before took all the time, and the last one takes next to none: then it is still tried."""
         is_ours = job.is_early or (job.began is not None and job.began < (job.asked + job.deadline) / 2)
-        return is_ours and len(job.steps) > 1 and self._is_inline(job.steps[-1])
+        return is_ours and len(job.options) > 1 and self._is_inline(job.options[-1])
 
     def _why_not(self, job: CompileJob) -> RejectedGrammar:
         """Word the refusal: a grammar that spent its time waiting for others is not to blame."""
@@ -396,9 +398,9 @@ class GrammarService:
             logger.exception("preparing a grammar failed")
 
 
-def _is_final(step: GrammarOption, error: RequestError) -> bool:
-    """Whether no other way of enforcing the same grammar would mend it."""
-    has_schemas = step.kind in (Kind.JSON, Kind.STRUCTURAL)
+def _is_final(option: GrammarOption, error: RequestError) -> bool:
+    """Whether no other option to enforce the same grammar would mend it."""
+    has_schemas = option.kind in (Kind.JSON, Kind.STRUCTURAL)
     return error.code in FINAL and not (has_schemas and is_relaxable(error.code, error.message))
 
 

@@ -75,15 +75,15 @@ def relaxed(backend: GrammarBackend, normal: Normal, spec: GrammarSpec) -> Relax
     return RelaxedSpec(found, left_out, annotations, normal, spec.source, alone=enforced)
 
 
-def asked(backend: GrammarBackend, step: GrammarOption) -> tuple[GrammarOption, tuple[str, ...]] | None:
-    """Ask the backend of a step that nobody has asked yet.
+def asked(backend: GrammarBackend, option: GrammarOption) -> tuple[GrammarOption, tuple[str, ...]] | None:
+    """Ask the backend of an option that nobody has asked yet.
 
     Returns:
-        The step as the backend enforces it, and places of its source that are not enforced; None where the backend
+        The option as the backend enforces it, and places of its source that are not enforced; None where the backend
         does not take it, or not in full where `relax_schema` does not allow less.
     """
-    normal = Normal(schema.parse(step.source), (), {}, step.source)
-    found = relaxed(backend, normal, spec_of(step))
-    if found.reason or (found.ignored and not step.relax_schema):
+    normal = Normal(schema.parse(option.source), (), {}, option.source)
+    found = relaxed(backend, normal, spec_of(option))
+    if found.reason or (found.ignored and not option.relax_schema):
         return None
-    return msgspec.structs.replace(step, source=found.source, unasked=False), found.ignored
+    return msgspec.structs.replace(option, source=found.source, unasked=False), found.ignored

@@ -1,6 +1,6 @@
-"""Which backend enforces a request's grammar, and how faithfully: the ladder, and the report of what came of it.
+"""Which backend enforces a request's grammar, and how faithfully: its options, and the report of what came of it.
 
-The steps of a request go to the engine in this order, and the first that compiles is enforced:
+The options of a request go to the engine in this order, and the first that compiles is enforced:
 
 1. a backend that enforces the grammar in full, the one that likes its kind most first;
 2. one that enforces it but for what it names, and may leave out more (`relax_schema`): the one that ignores least
@@ -31,14 +31,14 @@ from dovetail.sdk.schemas import schema
 
 Enforcement = Literal["full", "approximate", "validate_only"]
 MAX_KEPT = 256
-"""Last ways whose backend is kept: one for each list of types and kind of whitespace."""
+"""Last options whose backend is kept: one for each list of types and kind of whitespace."""
 
 MAX_WEAKER = 2
-"""Ways of different backends that are not full: each travels with its source."""
+"""Options of different backends that are not full: each travels with its source."""
 
 
 class PlaceMap(Protocol):
-    """Knows where the places of a step's source stood in what was given."""
+    """Knows where the places of an option's source stood in what was given."""
 
     def place(self, pointer: str) -> str:
         """Return the given place."""
@@ -47,24 +47,24 @@ class PlaceMap(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EnforcementOption:
-    """One step, and what it means for the reply.
+    """One option, and what it means for the reply.
 
     Attributes:
-        step: What the engine gets.
+        grammar: What the engine gets.
         enforcement: As far as is known before it compiles.
         ignored: Places in the given schema that it does not enforce.
-        normal: What the step's source was made of: where its places stood.
+        normal: What the option's source was made of: where its places stood.
         alone: Places that it enforces, but not where the text may have another grammar instead.
     """
 
-    step: GrammarOption
+    grammar: GrammarOption
     enforcement: Enforcement
     ignored: tuple[str, ...]
     normal: PlaceMap | None = field(default=None, compare=False, repr=False)
     alone: tuple[str, ...] = ()
 
     def with_left_out(self, places: Sequence[str]) -> tuple[Enforcement, tuple[str, ...]]:
-        """Return enforcement and what is ignored, now that places of the step's source were left out, too."""
+        """Return enforcement and what is ignored, now that places of the option's source were left out, too."""
         if not places or self.enforcement == "validate_only":
             return self.enforcement, self.ignored
         given = [self.normal.place(place) if self.normal is not None else place for place in places]
@@ -88,7 +88,7 @@ class ToolSchema:
 
 @dataclass(frozen=True, slots=True)
 class GrammarRoute:
-    """All ways to enforce a request's grammar, best first.
+    """All options to enforce a request's grammar, best first.
 
     Attributes:
         spec: The grammar as asked for; where there are tools, that of the text beside the calls.
@@ -103,18 +103,18 @@ class GrammarRoute:
     tools: tuple[ToolSchema, ...] = ()
 
     @property
-    def steps(self) -> tuple[GrammarOption, ...]:
+    def engine_options(self) -> tuple[GrammarOption, ...]:
         """What the engine gets."""
-        return tuple(option.step for option in self.options)
+        return tuple(option.grammar for option in self.options)
 
-    def needs_validation(self, step: int, left_out: Sequence[str] = ()) -> bool:
-        """Whether what came of this step has to be judged."""
-        enforcement, _ = self.options[step].with_left_out(left_out)
+    def needs_validation(self, option: int, left_out: Sequence[str] = ()) -> bool:
+        """Whether what came of this option has to be judged."""
+        enforcement, _ = self.options[option].with_left_out(left_out)
         return enforcement != "full" and (self.spec.kind is Kind.JSON or bool(self.tools))
 
 
 class GrammarRouter:
-    """Chooses ways among the backends of a process."""
+    """Chooses options among the backends of a process."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class GrammarRouter:
         Args:
             backends: By name.
             strict_schema: Refuse a `strict` schema that cannot be enforced in full.
-            enforced_only: Refuse a schema that would only be judged: there is no way of any JSON.
+            enforced_only: Refuse a schema that would only be judged: there is no option of any JSON.
             compact: JSON has no whitespace between its tokens, where a request says nothing of it.
         """
         self._compact = compact
@@ -155,7 +155,7 @@ class GrammarRouter:
         return able
 
     def route(self, spec: GrammarSpec, param: str, *, asks_all: bool = False) -> GrammarRoute:
-        """Return the ways for a grammar that `check_spec` has passed.
+        """Return the options for a grammar that `check_spec` has passed.
 
         Args:
             spec: The grammar.
@@ -178,11 +178,11 @@ class GrammarRouter:
         partial = [(name, support) for name, support in answers if support.level is SupportLevel.APPROXIMATE]
         for name, support in sorted(partial, key=lambda item: len(item[1].ignored)):
             source = json.dumps(schema.leave_out(json.loads(spec.source), support.refused), ensure_ascii=False)
-            step = option_of(name, spec, source, relax_schema=True)
-            options.append(EnforcementOption(step, "approximate", support.ignored))
+            weaker = option_of(name, spec, source, relax_schema=True)
+            options.append(EnforcementOption(weaker, "approximate", support.ignored))
         if spec.kind is Kind.STRUCTURAL:
             options += [
-                replace(option, step=_relaxing(option.step)) for option in options if option.enforcement == "full"
+                replace(option, grammar=_relaxing(option.grammar)) for option in options if option.enforcement == "full"
             ]
         if not options:
             reasons = "; ".join(f"{name}: {support.reason}" for name, support in answers)
@@ -229,7 +229,7 @@ class GrammarRouter:
         return GrammarRoute(spec, tuple(options), param)
 
     def _of_any_json(self, spec: GrammarSpec, able: Sequence[tuple[str, GrammarBackend]]) -> GrammarOption | None:
-        """Return the step of the last way, by the first backend that enforces it in full: there are few of those."""
+        """Return the last option, by the first backend that enforces it in full: there are few of those."""
         if spec not in self._any_json:
             found = (name for name, backend in able if backend.supports(spec).level is SupportLevel.FULL)
             if len(self._any_json) >= MAX_KEPT:
@@ -321,14 +321,14 @@ def not_strict(param: str, found: Sequence[RelaxedSpec]) -> RequestError:
 
 def _option(name: str, item: RelaxedSpec, spec: GrammarSpec, *, relax_schema: bool = False) -> EnforcementOption:
     enforcement: Enforcement = "approximate" if item.ignored else "full"
-    step = option_of(name, spec, item.source, relax_schema=relax_schema)
-    return EnforcementOption(step, enforcement, item.ignored or item.annotations, item.normal, item.alone)
+    made = option_of(name, spec, item.source, relax_schema=relax_schema)
+    return EnforcementOption(made, enforcement, item.ignored or item.annotations, item.normal, item.alone)
 
 
 def _unasked(name: str, normal: Normal, spec: GrammarSpec, *, relax_schema: bool = False) -> EnforcementOption:
-    """Return a way of a backend that the engine asks what it enforces; what is missing comes back as left out."""
+    """Return an option of a backend that the engine asks what it enforces; what is missing comes back as left out."""
     return EnforcementOption(option_of(name, spec, relax_schema=relax_schema, unasked=True), "full", (), normal)
 
 
-def _relaxing(step: GrammarOption) -> GrammarOption:
-    return msgspec.structs.replace(step, relax_schema=True)
+def _relaxing(option: GrammarOption) -> GrammarOption:
+    return msgspec.structs.replace(option, relax_schema=True)

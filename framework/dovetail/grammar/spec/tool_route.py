@@ -77,7 +77,7 @@ class ToolRouter:
         self._router, self._parser, self._name, self._param = router, parser, name, param
 
     def route(self, tools: Sequence[Tool], choice: Any, *, parallel: bool) -> GrammarRoute:
-        """Return the ways; see `StructuredOutputs.tools`.
+        """Return the options; see `StructuredOutputs.tools`.
 
         Raises:
             RequestError: There is none.
@@ -104,7 +104,7 @@ class ToolRouter:
         options.sort(key=lambda option: len(option.ignored))
         validated = [] if self._router.enforced_only else options[:1]
         options += [self._free(option, tools, choice, parallel=parallel) for option in validated]
-        spec = GrammarSpec(kind=Kind.STRUCTURAL, source=options[0].step.source)
+        spec = GrammarSpec(kind=Kind.STRUCTURAL, source=options[0].grammar.source)
         return GrammarRoute(spec, tuple(options), self._param, tuple(schemas))
 
     def _option(
@@ -117,7 +117,7 @@ class ToolRouter:
         *,
         parallel: bool,
     ) -> EnforcementOption | str:
-        """Return one backend's way, or why there is none."""
+        """Return one backend's option, or why there is none."""
         numbers = {each.name: number for number, each in enumerate(schemas)}
         weak: dict[int, tuple[str, RelaxedSpec]] = {}
         for number, each in enumerate(schemas):
@@ -152,17 +152,17 @@ class ToolRouter:
                 )
             ignored += [place + at for at in dict.fromkeys(lost)]
         ignored += [at for at in support.ignored if places.found(at) is None]
-        step, alone = option_of(name, spec, relax_schema=True), tuple(map(places.place, support.alone))
-        return EnforcementOption(step, "approximate" if ignored else "full", tuple(ignored), places, alone)
+        made, alone = option_of(name, spec, relax_schema=True), tuple(map(places.place, support.alone))
+        return EnforcementOption(made, "approximate" if ignored else "full", tuple(ignored), places, alone)
 
     def _free(
         self, option: EnforcementOption, tools: Sequence[Tool], choice: Any, *, parallel: bool
     ) -> EnforcementOption:
-        """Return a way in which the arguments are any object."""
+        """Return an option in which the arguments are any object."""
         free = [_function(tool, {"type": "object"}) for tool in tools]
-        step = option_of(option.step.backend, self._checked(free, choice, parallel))
+        made = option_of(option.grammar.backend, self._checked(free, choice, parallel))
         return EnforcementOption(
-            step, "validate_only", tuple(f"/tools/{i}/function/parameters/" for i in range(len(tools)))
+            made, "validate_only", tuple(f"/tools/{i}/function/parameters/" for i in range(len(tools)))
         )
 
     def _checked(self, tools: Sequence[Tool], choice: Any, parallel: bool) -> GrammarSpec:
@@ -186,29 +186,29 @@ class ToolRouter:
 def join(
     text: EnforcementOption, calls: EnforcementOption, asked: RequestedGrammar, spec: FormatSpec
 ) -> EnforcementOption | None:
-    """Return a way that allows a text or calls, None where these two cannot be put together.
+    """Return an option that allows a text or calls, None where these two cannot be put together.
 
     Args:
-        text: A way of the text.
-        calls: A way of the calls, as for `tool_choice` required.
+        text: An option of the text.
+        calls: An option of the calls, as for `tool_choice` required.
         asked: The grammar of the text.
         spec: The output format. In one of messages the text is that of the answer's message.
     """
-    content = _content(GrammarSpec(kind=Kind(text.step.kind), source=text.step.source))
-    if content is None or calls.step.kind != Kind.STRUCTURAL or text.step.backend != calls.step.backend:
+    content = _content(GrammarSpec(kind=Kind(text.grammar.kind), source=text.grammar.source))
+    if content is None or calls.grammar.kind != Kind.STRUCTURAL or text.grammar.backend != calls.grammar.backend:
         return None
     if spec.messages is not None:
         elements = [other_messages(spec.messages), answer_message(spec.messages, content)]
         content = {"type": "sequence", "elements": elements}
-    node = {"type": "or", "elements": [content, json.loads(calls.step.source)["format"]]}
+    node = {"type": "or", "elements": [content, json.loads(calls.grammar.source)["format"]]}
     source = json.dumps({"type": "structural_tag", "format": node}, ensure_ascii=False)
-    spaces = {"max_whitespace": text.step.max_whitespace, "whitespace": text.step.whitespace}
+    spaces = {"max_whitespace": text.grammar.max_whitespace, "whitespace": text.grammar.whitespace}
     joined = GrammarSpec(kind=Kind.STRUCTURAL, source=source, **spaces)  # type: ignore[arg-type]
     check_spec(joined, asked.param)
     ignored = (*text.ignored, *text.alone, *calls.ignored, *calls.alone)
     is_full = text.enforcement == calls.enforcement == "full" and not (text.alone or calls.alone)
-    step = option_of(calls.step.backend, joined, relax_schema=True)
-    return EnforcementOption(step, "full" if is_full else "approximate", ignored)
+    made = option_of(calls.grammar.backend, joined, relax_schema=True)
+    return EnforcementOption(made, "full" if is_full else "approximate", ignored)
 
 
 def _content(spec: GrammarSpec) -> Mapping[str, Any] | None:

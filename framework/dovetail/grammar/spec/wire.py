@@ -27,7 +27,7 @@ class ChildStart(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class ChildJob(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Compile one grammar within `timeout_s` from `sent` on, a time of the clock `time.monotonic` of both processes."""
 
-    step: GrammarOption
+    option: GrammarOption
     timeout_s: float
     sent: float = 0.0
 
@@ -68,17 +68,17 @@ def time_left(job: ChildJob | ChildCheck) -> float:
     return max(MIN_S, job.timeout_s - (time.monotonic() - job.sent))
 
 
-def spec_of(step: GrammarOption) -> GrammarSpec:
-    """Return a step's spec.
+def spec_of(option: GrammarOption) -> GrammarSpec:
+    """Return an option's spec.
 
     Raises:
         ValueError: Unknown kind: the client is of another release.
     """
     return GrammarSpec(
-        kind=Kind(step.kind),
-        source=step.source,
-        max_whitespace=step.max_whitespace,
-        whitespace=step.whitespace,
+        kind=Kind(option.kind),
+        source=option.source,
+        max_whitespace=option.max_whitespace,
+        whitespace=option.whitespace,
     )
 
 
