@@ -105,6 +105,14 @@ NAMED = [
         "It begins with <ifm|tool_calls> and ends with <ifm|tool_call>.\n\n~~~text\n"
         f"{CALLS['k2-horizon']}\n~~~\nSo.",
     ),
+    # A whole call of a name that is no tool's, in its section, within a line.
+    ("gigachat35", '> (<｜GCML｜tool_calls><｜GCML｜invoke name="NAME"></｜GCML｜invoke>) stands first'),
+    ("gigachat35", 'Hm. (<｜GCML｜tool_calls><｜GCML｜invoke name="NAME"></｜GCML｜invoke>) stands first'),
+    (
+        "deepseek-v4",
+        'No <｜DSML｜tool_calls><｜DSML｜invoke name="NAME"><｜DSML｜parameter name="days" string="false">!\n\n'
+        f"For example:\n\n~~~\n{CALLS['deepseek-v4']}\n~~~\n\nThat is all.",
+    ),
     # Behind noise, and between two tags, prose is no call.
     ("minimax-m3", f'It is {M3}<tool_call>, then {M3}<invoke name="NAME">, {M3}</invoke> and so on.'),
     ("minimax-m3", f'- {M3}<tool_call>: opens\n- {M3}<invoke name="get_weather">: closes'),
@@ -136,6 +144,32 @@ def test_a_tag_that_is_named_is_text(name: str, text: str, tokenizer: Tokenizer)
     for closing, answer in ((f"{end}so", "so"), ("", None)):
         reply = parsed(spec, None, "<a>", [*f"{start}{text}{closing}"], "stop")
         assert (reply.reasoning, reply.content, reply.tool_calls) == (text, answer, [])
+
+
+@pytest.mark.parametrize("name", sorted(CALLS.keys() - MACHINES.keys() - {"llama3", "minicpm5", "pythonic", "xlam"}))
+@pytest.mark.parametrize("line", ["Never write ({}) there.", "Maybe {}"])
+def test_a_section_within_a_line_names_a_tool(name: str, line: str, tokenizer: Tokenizer) -> None:
+    """In an answer and in thinking; where it begins a line, any name counts."""
+    (spec,) = (spec for each, spec, _ in formats(tokenizer) if each == name)
+    assert spec.reasoning is not None
+    unknown = CALLS[name].replace("get_weather", "NAME").replace("now", "other")
+    for opening in ("", spec.reasoning.start):
+
+        def names(text: str, opening: str = opening) -> list[str]:
+            text = f"Hm. {text}"
+            reply, cut = (parsed(spec, None, "<a>", chunks, "stop") for chunks in ([opening + text], [*opening + text]))
+            found = [call.name for call in reply.tool_calls]
+            said = (reply.content or "") + (reply.reasoning or "")
+            assert (found, said) == (
+                [call.name for call in cut.tool_calls],
+                (cut.content or "") + (cut.reasoning or ""),
+            )
+            assert found or "".join(said.split()) == "".join(text.split())
+            return found
+
+        assert "NAME" not in names(line.format(unknown))
+        assert names(line.format(CALLS[name])) == ["get_weather", "now"]
+        assert names(f"So:\n{unknown}") == ["NAME", "other"]
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3-coder", "glm45"])

@@ -232,6 +232,15 @@ ROWS: list[tuple[str, str, str | None, list[Call]]] = [
     *((name, f"{begin}<arg_key>days</arg_key>\n<arg_key>city</arg_key><arg_value>x</arg_value>{end}", "<arg_key>days</arg_key>", ONE)
       for name, begin, end in KEYED),
     *((name, f"{begin}<arg_key>a b</arg_key>oops{end}", "oops<arg_key>a b</arg_key>", [("f", {})]) for name, begin, end in KEYED),
+    # A section within a line needs a tool's name; one that begins a line or follows a call takes any.
+    ("hermes", 'So <tool_call>{"name": "g", "arguments": {}}</tool_call> is one', 'So <tool_call>{"name": "g", "arguments": {}}</tool_call> is one', []),
+    ("hermes", 'So <tool_call>{"name": "f", "arguments": {}}</tool_call><tool_call>{"name": "g"}</tool_call>', "So ", [("f", {}), ("g", {})]),
+    ("hermes", 'So\n<tool_call>{"name": "g", "arguments": {}}</tool_call>', "So", [("g", {})]),
+    ("minimax-m2", 'So <minimax:tool_call><invoke name="g"></invoke></minimax:tool_call> it is', 'So <minimax:tool_call><invoke name="g"></invoke></minimax:tool_call> it is', []),
+    ("minimax-m2", 'So <minimax:tool_call><invoke name="f"></invoke><invoke name="g"></invoke></minimax:tool_call>', "So ", [("f", {}), ("g", {})]),
+    ("minimax-m2", 'So <minimax:tool_call><invoke name="g"></invoke><invoke name="f"></invoke></minimax:tool_call>', 'So <invoke name="g"></invoke>', [("f", {})]),
+    ("minimax-m3", f'So:\n{M3}<invoke name="g">{M3}</invoke>', f'So:\n{M3}<invoke name="g">{M3}</invoke>', []),
+    ("k2-horizon", "So <ifm|tool_calls><ifm|tool_call>g</ifm|tool_call></ifm|tool_calls>", "So <ifm|tool_calls><ifm|tool_call>g</ifm|tool_call></ifm|tool_calls>", []),
     # What follows a bare call.
     ("llama3", '{"name": "f" } thanks', " thanks", [("f", {})]),
 ]  # fmt: skip

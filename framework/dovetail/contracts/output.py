@@ -91,6 +91,12 @@ class ToolBody(ABC):
         before. Text that belongs to none ends the section: it stands in `left` rather than in a `Malformed`.
         """
 
+    def doubt_names(self) -> None:
+        """The section stands within a line, behind other text: a model may only name its markers.
+
+        Called before `feed`. The first call counts then only if its name is a tool's; else it is `Malformed`.
+        """
+
     @property
     def inside_value(self) -> bool:
         """Whether the text so far ends inside a value, where a marker of the section is literal.

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Sequence
-from typing import Literal
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
 
 from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
 from dovetail.sdk.formats.json_text import MAX_CUT_HEAD, JsonText
-from dovetail.sdk.formats.schema_types import PYTHON_WORDS
+from dovetail.sdk.formats.schema_types import PYTHON_WORDS, is_tool
 
 _BETWEEN = re.compile(r"[\s,;\[\]}]*")
 _BEFORE_FIRST = re.compile(r"[\s\[]*")
@@ -44,6 +44,7 @@ class JsonCalls(ToolBody):
         name_key: str | None = "name",
         arguments_keys: Sequence[str] = ("arguments", "parameters"),
         known: Collection[str] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         """Prepare.
 
@@ -53,8 +54,10 @@ class JsonCalls(ToolBody):
             arguments_keys: Keys of its arguments.
             known: For calls without markers, which look like any JSON: the tools' names. An object is a call then if
                 it begins with a key of calls and has arguments, or no arguments and a known name.
+            tools: As OpenAI writes them: where names are in doubt, the first call has one of theirs. None: any counts.
         """
-        self._new_call = new_call
+        self._new_call, self._tools = new_call, tools
+        self._doubts_names = False
         self._known = known
         self._name_key = name_key
         self._arguments_keys = arguments_keys
@@ -91,6 +94,10 @@ class JsonCalls(ToolBody):
                 break
             pos = end
         return self._take_out()
+
+    def doubt_names(self) -> None:
+        """The first call has a tool's name, or is none."""
+        self._doubts_names = self._tools is not None
 
     def close(self) -> list[ToolEvent]:
         """End the section: a call that is not whole keeps what it has, what belongs to none of it is `Malformed`."""
@@ -262,9 +269,10 @@ class JsonCalls(ToolBody):
         self._first_key = self._first_key or key
 
     def _start(self, name: object) -> None:
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name or (self._doubts_names and not is_tool(name, self._tools or ())):
             self._failed = True
             return
+        self._doubts_names = False
         self._name = name
         if self._known is None or self._early:
             self._announce()

@@ -39,6 +39,10 @@ class MarkerFilter(ToolBody):
         self._is_doubtful = True
         self._body.doubt()
 
+    def doubt_names(self) -> None:
+        """Its first call must name a tool."""
+        self._body.doubt_names()
+
     def feed(self, text: str) -> list[ToolEvent]:
         """Take more text."""
         if not self._held and self._matcher.begins(text) is None and not self._is_doubtful:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import cast
 
@@ -194,6 +195,7 @@ class FormatParser(SectionParser):
             spec = replace(self._spec, reasoning=None, initial=State.OUT)
             reader = FormatParser(spec, make_id=self._make_id)
             reader._num_calls, reader.patience = self._num_calls, self.patience
+            reader.place = copy(self.place)
         self._phase, self._aside, self._num_thought = ReplyPhase.ASIDE, Aside(marker, reader), self.reasoning_tokens
         return True
 

@@ -32,6 +32,11 @@ def schemas_by_tool(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str
     return found
 
 
+def is_tool(name: str, tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether one of a request's tools has a name."""
+    return any(tool.get("function", tool).get("name") == name for tool in tools)
+
+
 def _object_of(root: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a schema with the properties of the object that it only names."""
     node: Any = root

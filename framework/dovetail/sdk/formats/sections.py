@@ -129,6 +129,8 @@ class SectionParser(IncrementalParser):
         self._noise_len = 0
         self._blank = [] if marker else None
         self._body = self._tools.body(self._new_call)
+        if not (in_doubt or self.place.begins_line):
+            self._body.doubt_names()
         if marker:
             self.place.feed(marker)
         if in_doubt:

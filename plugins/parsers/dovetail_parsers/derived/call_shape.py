@@ -194,7 +194,8 @@ def _json_shape(text: str) -> CallShape | None:
     def body(new_call: NewCall, tools: Tools) -> ToolBody:
         known = None if start else _names(tools)
         keys = (arguments_key, "arguments", "parameters")
-        return JsonCalls(new_call, name_key=name_key, arguments_keys=tuple(dict.fromkeys(keys)), known=known)
+        unique = tuple(dict.fromkeys(keys))
+        return JsonCalls(new_call, name_key=name_key, arguments_keys=unique, known=known, tools=tools)
 
     bare = "" if start else pre.strip()[:1] or "{"
     shown = {"name": name_key or "(the key)", "arguments": arguments_key}

@@ -139,7 +139,8 @@ def _calls(edges: tuple[str, str], field: Mapping[str, Any]) -> CallShape | None
         return None
 
     def body(new_call: NewCall, tools: Tools) -> ToolBody:
-        return JsonCalls(new_call, name_key=keys[0], arguments_keys=tuple(dict.fromkeys((keys[1], "arguments"))))
+        arguments_keys = tuple(dict.fromkeys((keys[1], "arguments")))
+        return JsonCalls(new_call, name_key=keys[0], arguments_keys=arguments_keys, tools=tools)
 
     return CallShape("json", start, end, body, before="\n", shown={"name": keys[0], "arguments": keys[1]})
 

@@ -22,6 +22,7 @@ from dovetail.sdk.formats.matcher import matcher
 from dovetail.sdk.formats.schema_types import (
     PYTHON_WORDS,
     cut_text,
+    is_tool,
     properties_of,
     quoted,
     schemas_by_tool,
@@ -46,7 +47,8 @@ class BraceCalls(ToolBody):
 
     def __init__(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]] = (), *, quote: str) -> None:
         """Prepare; `tools` for the types of values, `quote` stands on either side of a string."""
-        self._schemas = schemas_by_tool(tools)
+        self._schemas, self._tools = schemas_by_tool(tools), tools
+        self._doubts_names = False
         self._schema: Mapping[str, Any] | None = None
         self._types: frozenset[str] = frozenset()
         self._string: list[str] | None = None
@@ -89,6 +91,10 @@ class BraceCalls(ToolBody):
                 break
             pos = self._read_head(text, pos) if self._call is None else self._read(text, pos)
         return self._take_out()
+
+    def doubt_names(self) -> None:
+        """The first call has a tool's name, or is none."""
+        self._doubts_names = True
 
     def close(self) -> list[ToolEvent]:
         """End the section: a call that was open is complete."""
@@ -142,9 +148,10 @@ class BraceCalls(ToolBody):
                 self._break(head)
             return len(text)
         found = _HEAD.fullmatch(head[:-1])
-        if found is None:
+        if found is None or (self._doubts_names and not is_tool(found[1], self._tools)):
             self._break(head)
             return end + 1
+        self._doubts_names = False
         start = self._new_call(found[1])
         self._call = start.index
         self._schema = self._schemas.get(found[1])

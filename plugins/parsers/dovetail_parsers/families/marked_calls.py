@@ -5,7 +5,7 @@ text decides, and how far it was read is kept, so that no character is looked at
 
 A call is in doubt that begins outside of a section, or behind text that belongs to none: a model may have named the
 mark only. It counts if its name is a tool's and it ends; until then nothing of it is given out, and where it does not
-count it is text, as it came. One of another name counts in a section, if it ends.
+count it is text, as it came. One of another name counts in a section that begins a line or follows a call, if it ends.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent, ToolStart
 from dovetail.sdk.formats.matcher import Matcher
 from dovetail.sdk.formats.place import Place
+from dovetail.sdk.formats.schema_types import is_tool
 
 BROKEN = "broken"
 """Where a reader is that found text which no call explains: it looks for the next call's mark."""
@@ -48,7 +49,7 @@ class MarkedCalls(ToolBody):
         self._call: int | None = None
         self._raw: list[str] = []
         """Text that no call explains yet, or that of a call in doubt."""
-        self._is_outside = self._is_doubtful = False
+        self._is_outside = self._is_doubtful = self._doubts_names = False
         self._certain: list[ToolEvent] = []
         """What was said before a call that is in doubt."""
         self._place = Place(behind_call=True)
@@ -67,6 +68,10 @@ class MarkedCalls(ToolBody):
     def doubt(self) -> None:
         """Every call of this section is in doubt, and what belongs to none ends it."""
         self._is_outside = self._is_doubtful = True
+
+    def doubt_names(self) -> None:
+        """The first call has a tool's name, or is none."""
+        self._doubts_names = True
 
     @abstractmethod
     def _finish(self, *, complete: bool) -> list[ToolEvent]:
@@ -104,11 +109,11 @@ class MarkedCalls(ToolBody):
 
     def _begin_call(self, name: str, call_id: str | None = None) -> int | None:
         """Begin a call; return its index, -1 while it is in doubt. None: it is no call."""
-        is_known = any(tool.get("function", tool).get("name") == name for tool in self._tools)
-        if self._is_doubtful and not is_known:
+        is_known = is_tool(name, self._tools)
+        if not is_known and (self._is_doubtful or self._doubts_names):
             return None
         if is_known and not self._is_doubtful:
-            start = self._new_call(name, call_id)
+            start, self._doubts_names = self._new_call(name, call_id), False
             self._raw.clear()
         else:
             start = ToolStart(-1, call_id or "", name)
@@ -128,7 +133,7 @@ class MarkedCalls(ToolBody):
                 self._certain += [start, *arguments, *beside, ToolEnd(start.index)]
             self._out, self._certain, self._is_held = self._certain, [], False
             self._raw.clear()
-        self._is_doubtful = self._is_outside
+        self._is_doubtful, self._doubts_names = self._is_outside, False
 
     def _break(self) -> None:
         """Give up on what was read since the last call: it goes out as it came, up to the mark of the next."""

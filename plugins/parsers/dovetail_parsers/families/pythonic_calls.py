@@ -23,7 +23,15 @@ from typing import Any, Literal
 from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
 from dovetail.sdk.formats.json_text import MAX_CUT_HEAD
 from dovetail.sdk.formats.python_literals import literal_json
-from dovetail.sdk.formats.schema_types import STRING, properties_of, quoted, schemas_by_tool, types_of, value_text
+from dovetail.sdk.formats.schema_types import (
+    STRING,
+    is_tool,
+    properties_of,
+    quoted,
+    schemas_by_tool,
+    types_of,
+    value_text,
+)
 
 _NAME = re.compile(r"[^\W\d][\w.\-]*")
 _KEYWORD = re.compile(r"\s*([^\W\d][\w.\-]*)\s*=(?!=)(.*)", re.DOTALL)
@@ -46,6 +54,7 @@ class PythonicCalls(ToolBody):
     def __init__(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         self._new_call = new_call
         self._tools = tools
+        self._doubts_names = False
         self._out: list[ToolEvent] = []
         self._at: At = "start"
         self._raw: list[str] = []
@@ -83,6 +92,10 @@ class PythonicCalls(ToolBody):
                 self._raw.clear()
             self._explained = False
         return self._take_out()
+
+    def doubt_names(self) -> None:
+        """The first call has a tool's name, or is none."""
+        self._doubts_names = True
 
     def close(self) -> list[ToolEvent]:
         """End the section: a call that was cut short keeps what it has."""
@@ -173,6 +186,8 @@ class PythonicCalls(ToolBody):
         if len(self._name) > _MAX_NAME or _NAME.fullmatch(self._name) is None:
             self._failed = True
         elif end >= 0:
+            self._failed = self._doubts_names and not is_tool(self._name, self._tools)
+            self._doubts_names = False
             self._part.clear()
             self._at, self._num_arguments, self._depth, self._run = "argument", 0, 0, ""
             return end + 1

@@ -47,4 +47,4 @@ class DotsTools(TagSection):
 
     def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
         """Read tags, or JSON."""
-        return Either("{", lambda: JsonCalls(new_call), lambda: TaggedCalls(new_call, self.tags, tools))
+        return Either("{", lambda: JsonCalls(new_call, tools=tools), lambda: TaggedCalls(new_call, self.tags, tools))

@@ -20,11 +20,15 @@ class Either(ToolBody):
         self._first, self._one, self._other, self._skipped = first, one, other, skipped
         self._lead: list[str] = []
         self._body: ToolBody | None = None
-        self._is_doubtful = False
+        self._is_doubtful = self._doubts_names = False
 
     def doubt(self) -> None:
         """Its calls are in doubt."""
         self._is_doubtful = True
+
+    def doubt_names(self) -> None:
+        """Its first call must name a tool."""
+        self._doubts_names = True
 
     def feed(self, text: str) -> list[ToolEvent]:
         """Take more text."""
@@ -36,6 +40,8 @@ class Either(ToolBody):
             self._body = self._one() if text.lstrip(self._skipped)[0] in self._first else self._other()
             if self._is_doubtful:
                 self._body.doubt()
+            if self._doubts_names:
+                self._body.doubt_names()
         events = self._body.feed(text)
         self.left = self._body.left
         return events

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
@@ -35,7 +36,7 @@ class HermesTools(ToolParser):
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Add the markers."""
-        return replace(spec, tools=ToolFormat("<tool_call>", "</tool_call>", body=JsonCalls))
+        return replace(spec, tools=ToolFormat("<tool_call>", "</tool_call>", body=partial(JsonCalls, tools=tools)))
 
     def grammar(
         self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool

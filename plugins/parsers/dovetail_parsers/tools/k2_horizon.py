@@ -61,7 +61,7 @@ class K2HorizonTools(Section):
         """Read each call by how it begins."""
 
         def one() -> ToolBody:
-            return Either("{", lambda: JsonCalls(new_call), lambda: TaggedCalls(new_call, TAGS, tools))
+            return Either("{", lambda: JsonCalls(new_call, tools=tools), lambda: TaggedCalls(new_call, TAGS, tools))
 
         return PerCall(one, "<ifm|tool_call>", "</ifm|tool_call>")
 

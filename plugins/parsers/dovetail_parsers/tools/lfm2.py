@@ -30,7 +30,7 @@ class Lfm2Tools(Section):
 
     def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
         """Read Python calls, or JSON where the list holds objects."""
-        return Either("{", lambda: JsonCalls(new_call), lambda: PythonicCalls(new_call, tools))
+        return Either("{", lambda: JsonCalls(new_call, tools=tools), lambda: PythonicCalls(new_call, tools))
 
     def grammar(
         self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool

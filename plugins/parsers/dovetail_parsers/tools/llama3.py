@@ -32,7 +32,7 @@ class Llama3Tools(ToolParser):
         known = frozenset(str(tool.get("function", {}).get("name")) for tool in tools)
 
         def body(new_call: NewCall) -> ToolBody:
-            return JsonCalls(new_call, known=known)
+            return JsonCalls(new_call, known=known, tools=tools)
 
         return replace(spec, tools=ToolFormat("<|python_tag|>", "", body=body, before_start="", bare="{"))
 

@@ -75,6 +75,7 @@ class ElementCalls(ToolBody):
         self._new_call = new_call
         self._schemas = schemas_by_tool(tools)
         self._names = frozenset(str(tool.get("function", tool).get("name")) for tool in tools)
+        self._is_doubtful = self._doubts_names = False
         self._doubted: list[str] | None = None
         """The text of a call in doubt, behind noise or of a name that is no tool's: it counts if it ends."""
         self._parts: list[str] = []
@@ -97,9 +98,21 @@ class ElementCalls(ToolBody):
         if MARK in seen:
             *pieces, last = "".join(self._parts).split(MARK)
             self._parts, self._is_behind_mark = [last], True
-            for piece in pieces:
+            for number, piece in enumerate(pieces, 1):
                 self._piece(piece)
+                if self.left is not None:
+                    self.left = self.left[0], MARK + MARK.join([*pieces[number:], last])
+                    self._parts.clear()
+                    break
         return self._take_out()
+
+    def doubt(self) -> None:
+        """The first call has a tool's name, or ends the section."""
+        self._is_doubtful = self._doubts_names = True
+
+    def doubt_names(self) -> None:
+        """The first call has a tool's name, or is none."""
+        self._doubts_names = True
 
     def close(self) -> list[ToolEvent]:
         """End the section: a call that was open is complete."""
@@ -203,6 +216,12 @@ class ElementCalls(ToolBody):
             self._stack[-1].add(MARK + piece)
 
     def _begin_call(self, name: str, piece: str, at: int) -> None:
+        if self._doubts_names and name not in self._names:
+            if self._is_doubtful:
+                self.left = (MARK + piece, "")
+            else:
+                self._text(MARK + piece)
+            return
         self._schema = self._schemas.get(name)
         self._stack = [Element(name, self._schema, texts=[piece[at:]])]
         if self._raw or name not in self._names:
@@ -283,7 +302,7 @@ class ElementCalls(ToolBody):
             return
         while len(self._stack) > 1:
             self._close_last()
-        root = self._stack[0]
+        root, self._doubts_names = self._stack[0], False
         self._out += [ToolArgs(self._call, self._members(root.children, self._schema)), ToolEnd(self._call)]
         if root.text.strip():
             self._out.append(Malformed("tool_call", root.text))

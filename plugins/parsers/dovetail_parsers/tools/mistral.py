@@ -36,10 +36,10 @@ def read_head(text: str) -> Head | None:
     return None if found is None else (found[1], found[2] or None)
 
 
-def _body(new_call: NewCall) -> ToolBody:
+def _body(new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
     """Read a JSON list, or calls with heads."""
-    headed = partial(HeadedCalls, new_call, read_head=read_head, stops=("[ARGS]",))
-    return Either("[{", partial(JsonCalls, new_call), headed, skipped=" \t\r\n")
+    headed = partial(HeadedCalls, new_call, read_head=read_head, stops=("[ARGS]",), tools=tools)
+    return Either("[{", partial(JsonCalls, new_call, tools=tools), headed, skipped=" \t\r\n")
 
 
 class MistralTools(ToolParser):
@@ -47,7 +47,8 @@ class MistralTools(ToolParser):
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Add the markers."""
-        tools_format = ToolFormat("[TOOL_CALLS]", "", body=_body, before_start="", inner=("[ARGS]", "[CALL_ID]"))
+        body, inner = partial(_body, tools=tools), ("[ARGS]", "[CALL_ID]")
+        tools_format = ToolFormat("[TOOL_CALLS]", "", body=body, before_start="", inner=inner)
         return replace(spec, tools=tools_format)
 
     def grammar(

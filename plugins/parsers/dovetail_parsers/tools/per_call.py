@@ -25,7 +25,7 @@ class PerCall(ToolBody):
         self._body: ToolBody | None = None
         self._ended: ToolBody | None = None
         """The reader that took text last."""
-        self._is_doubtful = self._is_named = self._has_calls = False
+        self._is_doubtful = self._doubts_names = self._is_named = self._has_calls = False
         self._mark_of_it = ""
         self._place = Place(behind_call=True)
 
@@ -53,10 +53,16 @@ class PerCall(ToolBody):
         """Its calls are in doubt."""
         self._is_doubtful = True
 
+    def doubt_names(self) -> None:
+        """Its first call must name a tool."""
+        self._doubts_names = True
+
     def _new_body(self, space: str) -> ToolBody:
         body, self._is_named, self._mark_of_it = self._make(), False, space + self._begin
         if self._is_doubtful:
             body.doubt()
+        if self._doubts_names and not self._has_calls:
+            body.doubt_names()
         return body
 
     def _is_over(self, rest: str) -> bool:
@@ -146,6 +152,8 @@ class PerCall(ToolBody):
         events, self._body = self._noted(body.close()), None
         if body.left is not None:
             self.left = self._begin + body.left[0], body.left[1] + closer + mark
-        elif mark == self._begin:
+        elif not (self._is_named or self._mark_of_it or self._is_doubtful):  # as its beginning was, its end is shown
+            events += self._text(closer if mark == self._begin else closer + mark)
+        if mark == self._begin and self.left is None:
             events += self._mark(mark)
         return events

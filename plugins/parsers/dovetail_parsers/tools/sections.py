@@ -81,7 +81,7 @@ class JsonSection(Section):
         known = None if self.start else frozenset(str(tool.get("function", {}).get("name")) for tool in tools)
         name, arguments = self.keys
         keys = tuple(dict.fromkeys((arguments, "arguments", "parameters")))
-        return JsonCalls(new_call, name_key=name or None, arguments_keys=keys, known=known)
+        return JsonCalls(new_call, name_key=name or None, arguments_keys=keys, known=known, tools=tools)
 
     def grammar(
         self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
