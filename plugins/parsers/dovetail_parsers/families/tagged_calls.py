@@ -18,7 +18,6 @@ Text that belongs to no call is `Malformed`, and reading goes on at the next cal
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -33,20 +32,16 @@ from dovetail.sdk.formats.schema_types import (
     quoted,
     schemas_by_tool,
     types_of,
-    value_text,
 )
-from dovetail.sdk.formats.tags import CDATA_START, Tags, followers, matchers, not_plain
+from dovetail.sdk.formats.tags import Tags, followers, matchers, not_plain
 from dovetail_parsers.families.headed_calls import MAX_HEAD, is_half_a_head
 from dovetail_parsers.families.marked_calls import MarkedCalls
+from dovetail_parsers.families.tagged_text import cut_value, is_wrapper, unwrap, whole_value
 
 _NAME = re.compile(r"[.:/\-]*\w[\w.:/\-]*")  # `...` stands for one in prose
 _IN_NAME = re.compile(r"[\w.:/\-]")
 _SPACE = re.compile(r"\s*")
 _PRINTED = re.compile(r"\S")
-_CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*", re.DOTALL)
-_WRAPPERS = frozenset(["arguments", "input", "parameters", "properties"])
-"""Keys under which models put all arguments at times, as JSON."""
-_OBJECT = frozenset(["object"])
 _ANY = frozenset(["null", "boolean", "integer", "number", "array", "object"])
 At = Literal["call", "name", "params", "key", "gap", "value", "confirm", "broken"]
 
@@ -147,7 +142,7 @@ class TaggedCalls(MarkedCalls):
             elif self._at == "value" and not self._streams:
                 if self._wrapper:
                     self._give_key(self._wrapper)
-                self._args(cut_text(self._cut_value(), self._types))
+                self._args(cut_text(cut_value("".join(self._value), cdata=self._tags.cdata), self._types))
             elif self._at in ("key", "gap") and (raw := "".join(self._head)) and (complete or not is_half_a_head(raw)):
                 self._give_lone_key()
             self._end_call(complete=complete)
@@ -272,7 +267,7 @@ class TaggedCalls(MarkedCalls):
         key, is_string = self._tags.read_key("".join(self._head))
         self._left.discard(key)
         known = properties_of(self._schema)
-        self._wrapper = key if key in _WRAPPERS and known and key not in known else ""
+        self._wrapper = key if is_wrapper(key, known) else ""
         if not self._wrapper:
             self._give_key(key)
         self._types = types_of(known.get(key), self._schema)
@@ -291,20 +286,15 @@ class TaggedCalls(MarkedCalls):
 
     def _unwrap(self) -> bool:
         """Give out arguments of the tool that stand in one value. False: it holds none, and its key was given out."""
-        text = self._cut_value().strip()
-        if text.startswith("{"):
-            text = value_text(text, _OBJECT)
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
-            found = None
-        if isinstance(found, dict) and found.keys() <= properties_of(self._schema).keys():
-            if found:
-                self._args(("{" if not self._num_keys else ", ") + text[1:-1].strip())
-            self._num_keys += len(found)
-            return True
-        self._give_key(self._wrapper)
-        return False
+        found = unwrap(cut_value("".join(self._value), cdata=self._tags.cdata), self._schema)
+        if found is None:
+            self._give_key(self._wrapper)
+            return False
+        members, num_members = found
+        if num_members:
+            self._args(("{" if not self._num_keys else ", ") + members)
+        self._num_keys += num_members
+        return True
 
     def _value_text(self, text: str) -> None:
         """Take text of a value: drop the newline at its start, keep back the one that may end it."""
@@ -378,22 +368,10 @@ class TaggedCalls(MarkedCalls):
 
     def _end_value(self) -> None:
         if not (self._wrapper and self._unwrap()):
-            self._args('"' if self._streams else self._whole_value())
+            text = "".join(self._value)
+            self._args('"' if self._streams else whole_value(text, self._types, cdata=self._tags.cdata))
         self._gap.clear()
         self._at = "params"
-
-    def _whole_value(self) -> str:
-        text = "".join(self._value)
-        found = _CDATA.fullmatch(text) if self._tags.cdata else None
-        return value_text(found[1] if found else self._cut_value() if text.strip() else text, self._types)
-
-    def _cut_value(self) -> str:
-        """Return what is there of a value that was cut short, without the beginning of its wrapper."""
-        text = "".join(self._value)
-        inner = text.lstrip()
-        if not self._tags.cdata or not (inner.startswith(CDATA_START) or CDATA_START.startswith(inner)):
-            return text
-        return inner[len(CDATA_START) :].removesuffix(">").removesuffix("]").removesuffix("]")
 
     def _end_call(self, *, complete: bool) -> None:
         if self._call is None:
