@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+COMPARED = "compared"
+"""Property of a test's report: what it compared; `dovetail plugin check` and pytest's summary show it."""
+
 
 def fail(message: str) -> NoReturn:
     """Fail the running test.

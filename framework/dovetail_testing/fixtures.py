@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dovetail_testing.checks import COMPARED
+
 if TYPE_CHECKING:
     from dovetail.text.tokenizer.tokenizer import Tokenizer
     from dovetail_testing.site import FakeSite
@@ -29,6 +31,14 @@ def pytest_exception_interact(call: pytest.CallInfo[Any], report: pytest.Collect
     errors = [call.excinfo.value, call.excinfo.value.__cause__] if call.excinfo is not None else []
     if moved := next((text for error in errors if error is not None and (text := where_now(error))), ""):
         report.sections.append(("dovetail", moved))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what tests of kernel sets have compared: a name that no operation has is not among it."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == COMPARED:
+                terminalreporter.write_line(f"{report.nodeid.rpartition('::')[0]} {COMPARED}: {value}")
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.registry import Registry
+from dovetail_testing.checks import COMPARED
 
 if TYPE_CHECKING:
     import pytest
@@ -192,7 +193,7 @@ class _Recorder:
 
 def _message(report: pytest.TestReport) -> str:
     if report.passed:
-        return ""
+        return "; ".join(f"{name}: {value}" for name, value in report.user_properties if name == COMPARED)
     if isinstance(report.longrepr, tuple):
         return str(report.longrepr[2]).removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)

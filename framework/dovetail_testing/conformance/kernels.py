@@ -6,8 +6,8 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,18 +15,25 @@ from torch import Tensor
 
 from dovetail.contracts.device import DeviceView
 from dovetail.contracts.errors import PluginError
-from dovetail.contracts.kernels import OPS, Ask, Claim, Kernel, make_ask, meaning
+from dovetail.contracts.kernels import OPS, Ask, Claim, make_ask, meaning
 from dovetail.contracts.ranks import PeerMemory
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.kernels.binding import KernelBinder, LoadedSet
-from dovetail_testing.checks import check, fail, raised
+from dovetail_testing.checks import COMPARED, check, fail, raised
 from dovetail_testing.conformance import kernels_mixers as mixers
 from dovetail_testing.conformance import kernels_packed as packed
 from dovetail_testing.conformance.base import Conformance
 from dovetail_testing.conformance.growth import bytes_kept
 from dovetail_testing.conformance.host_sync import HostSyncs
+from dovetail_testing.conformance.kernels_claimed import (
+    ClaimedOperation,
+    compared,
+    copies,
+    one_of_each,
+    results_of,
+    row_of,
+)
 from dovetail_testing.conformance.kernels_samples import DIMS, NUM_RANKS, OPTIONS, Operands, sample
-from dovetail_testing.conformance.kernels_steps import read_back
 
 ROWS = (0, 1, 2, 7, 16, 17, 64, 65)
 """Numbers of rows that the first claimed place of each operation is tried with, beside the bounds of its claim."""
@@ -40,19 +47,11 @@ NARROW = 8
 """Numbers of a row, below which its error is held against the rows' usual size: sums may cancel to nearly nothing."""
 
 
-class ClaimedOperation(NamedTuple):
-    """A claimed operation at a place: the question, what holds, and the kernel."""
-
-    ask: Ask
-    claim: Claim
-    kernel: Kernel
-
-
 class KernelSetConformance(Conformance):
     """What every kernel set must do.
 
     Attributes:
-        dtypes: Those that operations are asked for.
+        dtypes: Those that operations are asked for: all that a model may have, of which the set claims what it has.
         ops: Operations to try; all of the table if empty.
         dims: Widths by letter, to try beside those of the kit: those that the set is made for.
         many_rows: Further numbers of rows for the first claimed place of each operation.
@@ -61,7 +60,7 @@ class KernelSetConformance(Conformance):
     """
 
     kind = "kernels"
-    dtypes: ClassVar[Sequence[str]] = ("float32", "bfloat16")
+    dtypes: ClassVar[Sequence[str]] = ("float32", "bfloat16", "float16")
     ops: ClassVar[Sequence[str]] = ()
     dims: ClassVar[Mapping[str, Sequence[int]]] = {}
     many_rows: ClassVar[Sequence[int]] = MANY_ROWS
@@ -104,13 +103,22 @@ class KernelSetConformance(Conformance):
         return make_ask(op, self.view(), dtype, dims, options, invariant=invariant, peers=NUM_RANKS)
 
     def places(self) -> list[ClaimedOperation]:
-        """Return every operation that the set claims, made as an engine makes it."""
+        """Return every operation that the set claims, made as an engine makes it; skip the test where there is none."""
+        self._skip_elsewhere()
+        if not (found := self._claimed()):
+            pytest.skip(f"it claims no operation on {self.view().kind}")
+        return found
+
+    def _claimed(self) -> list[ClaimedOperation]:
         if "_places" not in vars(type(self)):
             type(self)._places = list(self._made())
-        check(
-            bool(self._places), f"it claims no operation on {self.view().kind}; asked were {', '.join(self.ops or OPS)}"
-        )
         return self._places
+
+    def _skip_elsewhere(self) -> None:
+        """Skip a test on a device that the set does not list; Triton's interpreter stands for a GPU."""
+        view = self.view()
+        if view.kind not in self.plugin().devices and not view.is_interpreted:
+            pytest.skip(f"`devices` of the set does not list {view.kind}; nothing was compared")
 
     _places: ClassVar[list[ClaimedOperation]]
 
@@ -146,7 +154,7 @@ class KernelSetConformance(Conformance):
         except Exception as error:  # as above
             rows = len(operands[0])
             fail(f"{place.ask.place} of {rows} rows in {place.ask.dtype} raised {raised(error)}")
-        return _results(place.ask, found, operands)
+        return results_of(place.ask, found, operands)
 
     def operands(self, ask: Ask, rows: int, *, seed: int = 0, is_strided: bool = False) -> Operands:
         """Make operands for an operation."""
@@ -156,6 +164,7 @@ class KernelSetConformance(Conformance):
 
     def test_answers_are_claims_or_reasons(self) -> None:
         """`serves` answers each question with a claim that can hold, or says in one line why there is no kernel."""
+        self._skip_elsewhere()
         made = self.plugin()()
         for ask in itertools.chain(self.asks(), self.asks(invariant=True)):
             answer = self._answer(made, ask)
@@ -181,9 +190,13 @@ class KernelSetConformance(Conformance):
         heavy = ", ".join(sorted(done.stdout.split()))
         check(not heavy, f"loading it imports {heavy}, which takes seconds; import that in make")
 
-    def test_equals_the_meaning(self) -> None:
+    def test_equals_the_meaning(self, record_property: Callable[[str, object], None]) -> None:
         """Each claimed operation equals its meaning row by row, in shape and dtype, up to 4,097 rows and odd widths."""
         seen: set[str] = set()
+        self._skip_elsewhere()
+        asked = ", ".join(self.ops or OPS)
+        check(bool(self._claimed()), f"it claims no operation on {self.view().kind}; asked were {asked}")
+        record_property(COMPARED, compared(self.places()))
         for place in self.places():
             rows = FEW_ROWS if place.ask.op in seen else (*ROWS, *self.many_rows)
             seen.add(place.ask.op)
@@ -212,17 +225,18 @@ class KernelSetConformance(Conformance):
 
     def test_rows_are_independent_where_claimed(self) -> None:
         """Where a claim says so, a row has the same bits alone and among others."""
-        for place in self.places():
-            if not place.claim.row_independent or OPS[place.ask.op].signature.endswith("None"):
-                continue
+        places = [one for one in self.places() if one.claim.row_independent and one.has_results]
+        if not places:
+            pytest.skip("nothing claimed: no claim says row_independent")
+        for place in places:
             for num in self._within(place.claim, (7, 17, 65)):
                 operands = self.operands(place.ask, num)
-                together = self.run(place, _copies(operands))
+                together = self.run(place, copies(operands))
                 if place.ask.op in mixers.BY_REQUEST:
                     self._alone(place, operands, together)
                     continue
                 for row in {0, num // 2, num - 1}:
-                    alone = self.run(place, _row(operands, place.ask, row))
+                    alone = self.run(place, row_of(operands, place.ask, row))
                     num_own = len(together) - len(OPS[place.ask.op].changes)  # what is changed has other axes
                     same = all(
                         torch.equal(a[0], b[row]) for a, b in zip(alone[:num_own], together[:num_own], strict=True)
@@ -240,9 +254,10 @@ class KernelSetConformance(Conformance):
 
     def test_a_request_is_folded_alike_wherever_it_is_cut(self) -> None:
         """Cut at multiples of 64 tokens, its tokens and its state have the bits that they have at once."""
-        for place in self.places():
-            if place.ask.op not in mixers.BY_REQUEST or not place.claim.row_independent:
-                continue
+        places = [one for one in self.places() if one.ask.op in mixers.BY_REQUEST and one.claim.row_independent]
+        if not places:
+            pytest.skip("nothing claimed: no operation that folds tokens into a state says row_independent")
+        for place in places:
             names = list(OPS[place.ask.op].operands)
             for cuts in mixers.CUTS:
                 whole = sample(
@@ -252,7 +267,7 @@ class KernelSetConformance(Conformance):
                     self.seed,
                     requests=mixers.MixerRequests([cuts[-1]], [0], self.on(), 3),
                 )
-                parts = _copies(whole)
+                parts = copies(whole)
                 at_once = self.run(place, whole)
                 folded = [self.run(place, own) for own in mixers.split_at(names, parts, cuts, self.on())]
                 same = torch.equal(torch.cat([one[0] for one in folded]), at_once[0])
@@ -271,16 +286,16 @@ class KernelSetConformance(Conformance):
 
     def test_keeps_nothing(self) -> None:
         """Calls leave nothing behind."""
-        for place in _one_of_each(self.places()):
+        for place in one_of_each(self.places()):
             [num, *_] = self._within(place.claim, (2, max(1, place.claim.rows[0])))
             operands = self.operands(place.ask, num)
-            kept = bytes_kept(lambda: self.run(place, _copies(operands)), 4)  # noqa: B023 - called at once
+            kept = bytes_kept(lambda: self.run(place, copies(operands)), 4)  # noqa: B023 - called at once
             check(not kept, f"{place.ask.place}: every call leaves {kept} bytes behind")
 
     def test_trials_are_operands(self) -> None:
         """What it brings for `auto` to time an operation with is what the kernel takes, with as many rows."""
         made = self.plugin()()
-        for place in _one_of_each(self.places()):
+        for place in one_of_each(self.places()):
             num = self._within(place.claim, (17, max(1, place.claim.rows[0])))[-1]
             try:
                 given = made.trial(place.ask, num, self.on())
@@ -298,9 +313,10 @@ class KernelSetConformance(Conformance):
 
     def test_what_is_capturable_reads_nothing_on_the_host(self) -> None:
         """A kernel that says that a graph can record it is recorded, and replayed with other operands."""
-        for place in self.places():
-            if not place.claim.capturable:
-                continue
+        places = [one for one in self.places() if one.claim.capturable]
+        if not places:
+            pytest.skip("nothing claimed: no claim says capturable")
+        for place in places:
             for num in self._within(place.claim, (2, 17)):
                 if device_of(self.on()).captures:
                     self._replayed(place, num)
@@ -312,7 +328,7 @@ class KernelSetConformance(Conformance):
 
     def _replayed(self, place: ClaimedOperation, num: int) -> None:
         operands, others = (self.operands(place.ask, num, seed=seed) for seed in (0, 1))
-        want = self.run(place, _copies(others))
+        want = self.run(place, copies(others))
         device = device_of(self.on())
         try:
             with torch.inference_mode():
@@ -324,14 +340,14 @@ class KernelSetConformance(Conformance):
                 mine.copy_(other)
         graph.replay()
         device.synchronize()
-        for got, wanted in zip(_results(place.ask, found, operands), want, strict=True):
+        for got, wanted in zip(results_of(place.ask, found, operands), want, strict=True):
             check(torch.equal(got, wanted), f"{place.ask.place}: a replay does not give what a call gives")
 
     def _compare(self, place: ClaimedOperation, operands: Operands, what: str) -> None:
         with torch.inference_mode():
-            given = _copies(operands)
+            given = copies(operands)
             plain = packed.called(place.ask, meaning(place.ask), list(OPS[place.ask.op].operands))
-            wanted = _results(place.ask, plain(*given), given)
+            wanted = results_of(place.ask, plain(*given), given)
         found = self.run(place, operands)
         label = f"{place.ask.place} {what} in {place.ask.dtype}"
         check(len(found) == len(wanted), f"{label}: {len(found)} results, not {len(wanted)}")
@@ -357,43 +373,3 @@ class KernelSetConformance(Conformance):
         first, last = claim.rows
         edges = [edge for edge in (first, last) if 0 < edge <= max(rows)]
         return sorted({num for num in (*rows, *edges) if first <= num <= last})
-
-
-def _copies(operands: Operands) -> Operands:
-    return [one.clone() if isinstance(one, Tensor) else one for one in operands]
-
-
-def _row(operands: Operands, ask: Ask, row: int) -> Operands:
-    """Return the operands of one row: those whose first axis is T."""
-    parts = OPS[ask.op].signature.partition(" -> ")[0]
-    is_by_row = {name: f"{name} [T" in parts for name in list(OPS[ask.op].operands)}
-    return [
-        one[row : row + 1] if isinstance(one, Tensor) and is_by_row[name] else one
-        for name, one in zip(list(OPS[ask.op].operands), operands, strict=True)
-    ]
-
-
-def _results(ask: Ask, found: Any, operands: Operands) -> tuple[Tensor, ...]:
-    """Return an operation's results, and the operands that it changes behind them.
-
-    What it leaves to its caller is left out: the first R of queries of `latent_rows`, and what `draw_adjusted` does not
-    have to say.
-    """
-    results = () if found is None else found if isinstance(found, tuple) else (found,)
-    row = OPS[ask.op]
-    if ask.op in ("route", "norm_route"):
-        results = packed.dense(ask, results)
-    if ask.op == "latent_rows" and len(results) == 2:
-        results = results[0][..., ask.dim("R") :], results[1]
-    by_name = dict(zip(row.operands, operands, strict=True))
-    if ask.op == "draw_adjusted" and len(results) == 2:
-        results = results[0], read_back(results[1], by_name["rows"], by_name["numbers"])
-    return *results, *(one for name, one in by_name.items() if name in row.changes)
-
-
-def _one_of_each(places: Sequence[ClaimedOperation]) -> Iterator[ClaimedOperation]:
-    seen: set[str] = set()
-    for place in places:
-        if place.ask.op not in seen:
-            seen.add(place.ask.op)
-            yield place

@@ -257,6 +257,40 @@ def test_a_right_set_passes() -> None:
     assert report.passed, report.text()
 
 
+def test_the_report_says_what_was_compared() -> None:
+    """A set that answers to a mistyped name passes, and what was compared has no such operation."""
+    mistyped = faulty(ops=frozenset({"add_rms_norm", "rmsnorm"}))
+    report = check_class(conformance_class("kernels", plugin_class=mistyped, **ATTRS), MEANING)
+    assert [one.message for one in report.outcomes] == ["compared: add_rms_norm in float32; no other is claimed"]
+
+
+def test_every_dtype_that_is_claimed_is_compared() -> None:
+    """A kernel that is wrong in float16 alone fails, without a word about dtypes in its test."""
+
+    def narrow(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return normed(x, weight, eps) * (1.1 if x.dtype == torch.float16 else 1)
+
+    cls = conformance_class("kernels", plugin_class=faulty(rms_norm=narrow), device="cpu", ops=["rms_norm"])
+    assert "of 1 rows in float16: row 0 is wrong by" in check_class(cls, MEANING).failures[MEANING]
+
+
+def test_a_set_for_another_device_is_skipped() -> None:
+    """What does not list the device of a run has not passed on it."""
+    cls = conformance_class("kernels", plugin_class=faulty(devices=frozenset({"cuda"})), **ATTRS)
+    report = check_class(cls, "meaning or claims or strided")
+    why = "`devices` of the set does not list cpu; nothing was compared"
+    assert {(one.state, one.message) for one in report.outcomes} == {("skipped", why)}
+
+
+def test_what_nothing_claims_is_skipped() -> None:
+    """A test of a claim that a set never makes says so; a set without claims fails once."""
+    report = check_class(conformance_class("kernels", plugin_class=Right, **ATTRS), "claimed or cut or capturable")
+    assert [one.message.partition(":")[0] for one in report.outcomes] == ["nothing claimed"] * 3
+    report = check_class(conformance_class("kernels", plugin_class=Nothing, **ATTRS))
+    assert list(report.failures) == [MEANING]
+    assert [one.message for one in report.outcomes].count("it claims no operation on cpu") == 8
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_kit_names_a_sets_fault(fault: str, caught: Callable[..., None]) -> None:
     """A set with one fault fails the test for it, with a message that names it."""
