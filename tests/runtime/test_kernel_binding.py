@@ -235,6 +235,41 @@ def test_a_set_that_serves_nothing_is_refused() -> None:
         bound.freeze()
 
 
+def test_the_log_says_what_of_a_set_is_used(caplog: pytest.LogCaptureFixture) -> None:
+    """Of one that is not built in: what it serves, and what it claims that the model does not ask for."""
+
+    class Two(Some):
+        def serves(self, ask: Ask) -> Claim | str:
+            return Claim(ask.rows) if ask.op in ("rms_norm", "layer_norm") else "no"
+
+    caplog.set_level("INFO")
+    bound = binder(Two("rms_norm", 1.0))
+    bound.bind(NORM)
+    bound.freeze()
+    said = "kernels 'a' of x 1 serves rms_norm; it claims layer_norm, which this model does not ask for."
+    assert caplog.messages == [said]
+    assert bound.outside == ["kernels 'a' of x 1"]
+
+
+def test_the_log_says_nothing_of_builtin_sets(caplog: pytest.LogCaptureFixture) -> None:
+    """They serve what they serve; a set that raises for what no model asks ends nothing."""
+
+    class Raises(Some):
+        def serves(self, ask: Ask) -> Claim | str:
+            return super().serves(ask) if ask.op == self.op else str(1 // 0)
+
+    caplog.set_level("INFO")
+    sets = LoadedSet("b", "b", Some("rms_norm", 1.0), True, True), LoadedSet("a", "set a", Raises("rms_norm", 1), False)
+    bound = KernelBinder([sets[0]], CPU)
+    bound.bind(NORM)
+    bound.freeze()
+    assert (caplog.messages, bound.outside) == ([], [])
+    bound = KernelBinder([sets[1]._replace(is_named=True)], CPU)
+    bound.bind(NORM)
+    bound.freeze()
+    assert caplog.messages == ["set a serves rms_norm."]
+
+
 def test_nothing_is_bound_while_serving() -> None:
     """What was bound before is there, anything else is a layer's mistake."""
     bound = binder()

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.errors import ConfigError, PluginError
+from dovetail.contracts.kernels import Ask, Claim, KernelSet
+from dovetail.runtime.kernels.binding import LoadedSet
 from dovetail.runtime.runner import ModelRunner
 from dovetail.runtime.start import probe
 from dovetail.sdk.layers.embedding import LMHead
@@ -99,6 +101,25 @@ def test_a_model_that_fails_ends_its_start(way: str, folder: Path, monkeypatch: 
     assert said.startswith("LlamaForCausalLM cannot be served by model 'LlamaForCausalLM' of dovetail")
     assert "its first tokens fail: AttributeError: no such layer;" in said
     assert "\n" not in said
+
+
+def test_a_kernel_that_fails_ends_the_start_with_its_set(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets that do not come with Dovetail are named, and what leaves them out."""
+
+    class Raises(KernelSet):
+        def serves(self, ask: Ask) -> Claim | str:
+            return Claim(ask.rows) if ask.op == "rms_norm" else "no"
+
+        def make(self, ask: Ask) -> Any:
+            return lambda *operands: operands[0].no_such_thing
+
+    swift = LoadedSet("swift", "kernels 'swift' of dovetail-swift 1", Raises(), True)
+    monkeypatch.setattr("dovetail.runtime.start.check.load_sets", lambda plugins: [swift])
+    with pytest.raises(PluginError) as caught:
+        make_core(folder)
+    said = str(caught.value)
+    assert " with kernels 'swift' of dovetail-swift 1: its first tokens fail: AttributeError: " in said
+    assert "choose another --model-impl or --attention-backend, or --kernels plain, or report it" in said
 
 
 def test_memory_that_runs_out_is_no_fault_of_a_plugin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from dovetail.contracts.device import DeviceView
 from dovetail.contracts.errors import DovetailError, PluginError
 from dovetail.contracts.kernels import OPS, Ask, Claim, Kernel, KernelSet, composed, make_ask, meaning, parts_of
 from dovetail.contracts.ranks import PeerMemory
+from dovetail.distribution import DISTRIBUTION
 from dovetail.messages.outputs import KernelUse
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
@@ -35,12 +37,14 @@ class LoadedSet(NamedTuple):
         label: With its package, as messages about it begin.
         kernels: The object.
         is_named: `--kernels` names it; `auto` found it otherwise.
+        is_builtin: It comes with Dovetail.
     """
 
     name: str
     label: str
     kernels: KernelSet
     is_named: bool
+    is_builtin: bool = False
 
 
 class KernelBinder:
@@ -101,7 +105,7 @@ class KernelBinder:
             PluginError: A set was named and serves nothing of the model.
         """
         self._is_frozen = True
-        used = {name for use in self._uses.values() for _, _, name in use.served}
+        used = {name for use in self._uses.values() for name in _names(use)}
         for one in self._sets:
             if one.is_named and one.name not in used:
                 reasons = sorted({why for use in self._uses.values() for name, why in use.others if name == one.name})
@@ -109,8 +113,34 @@ class KernelBinder:
                     f"{FLAG} {one.name!r}: {one.label} serves no operation of this model: "
                     f"{'; '.join(reasons) or 'the model binds none'}; leave it out"
                 )
+        for one in self._sets:
+            if not one.is_builtin:
+                served = dict.fromkeys(ask.op for ask, use in self._uses.items() if one.name in _names(use))
+                unasked = ", ".join(self._unasked(one))
+                logger.info(
+                    "%s serves %s%s.", one.label, ", ".join(served) or "nothing",
+                    f"; it claims {unasked}, which this model does not ask for" if unasked else "",
+                )  # fmt: skip
         for place in self._uncapturable:
             logger.warning("No step is recorded in a graph: %s cannot be.", place)
+
+    def _unasked(self, one: LoadedSet) -> Iterator[str]:
+        """Yield operations that a set claims at widths of the model, and that the model has not bound."""
+        asked, like = {ask.op for ask in self._uses}, next(iter(self._uses), None)
+        widths = {letter: number for ask in self._uses for letter, number in ask.dims}
+        for op, row in OPS.items():
+            if like is None or op in asked or row.options or row.over_ranks or not widths.keys() >= {*row.dims}:
+                continue
+            dims = {letter: widths[letter] for letter in row.dims}
+            with suppress(PluginError):  # nothing of the model depends on the answer
+                if isinstance(self._claim(one, self.ask(op, like.dtype, dims, {}, invariant=like.invariant)), Claim):
+                    yield op
+
+    @property
+    def outside(self) -> list[str]:
+        """Labels of the sets that do not come with Dovetail and serve something of the model."""
+        used = {name for use in self._uses.values() for name in _names(use)}
+        return [one.label for one in self._sets if not one.is_builtin and one.name in used]
 
     def connect(self, lend: Callable[[int], PeerMemory | None]) -> None:
         """Give the sets that serve operations over ranks their memory; those that get none serve them no longer.
@@ -313,6 +343,11 @@ class KernelBinder:
         return PLAIN, meaning(ask)
 
 
+def _names(use: KernelUse) -> set[str]:
+    """Return what serves some rows of an operation."""
+    return {name for _, _, name in use.served}
+
+
 def load_sets(plugins: LoadedPlugins) -> list[LoadedSet]:
     """Make the sets of a plan, in its order.
 
@@ -326,5 +361,6 @@ def load_sets(plugins: LoadedPlugins) -> list[LoadedSet]:
         except Exception as error:  # a stranger's class
             raise PluginError(f"{describe(planned)}: making it raised {type(error).__name__}: {error}") from error
         name = planned.name if names.count(planned.name) == 1 else planned.qualified
-        sets.append(LoadedSet(name, describe(planned), made, planned.requested))
+        is_builtin = planned.distribution == DISTRIBUTION
+        sets.append(LoadedSet(name, describe(planned), made, planned.requested, is_builtin))
     return sets

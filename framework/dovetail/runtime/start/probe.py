@@ -45,7 +45,7 @@ class Probe:
         """Nothing is computed yet."""
         self._config, self._model = checked.config, loaded.model
         self._served_by = describe(checked.plugins.plan.of_kind("model")[0])
-        self._backend = checked.chosen.label
+        self._backend, self._kernels = checked.chosen.label, checked.kernels.outside
         self._stepper, self._state, self._pool = made.stepper, made.state, made.pool
         self._row = made.state.padding_row
         room = [(pool.num_pages - 1) * made.pool.page_size for pool in made.pool.pools]
@@ -74,10 +74,13 @@ class Probe:
             raise
         except Exception as error:  # a plugin's own code, or the backend's under it
             logger.debug("The probe of a start failed.", exc_info=True)
+            kernels, or_plain = "", "--model-impl or --attention-backend"
+            if self._kernels:
+                kernels, or_plain = f" with {' and '.join(self._kernels)}", f"{or_plain}, or --kernels plain"
             raise PluginError(
-                f"{self._config.architecture} cannot be served by {self._served_by} over attention {self._backend}: "
-                f"its first tokens fail: {described(error)}; every request would fail so: choose another "
-                "--model-impl or --attention-backend, or report it to the plugin's author"
+                f"{self._config.architecture} cannot be served by {self._served_by} over attention {self._backend}"
+                f"{kernels}: its first tokens fail: {described(error)}; every request would fail so: choose another "
+                f"{or_plain}, or report it to the plugin's author"
             ) from error
         finally:
             self._clear()
