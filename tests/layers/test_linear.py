@@ -16,10 +16,13 @@ from torch import Tensor, nn
 
 from dovetail.cache.pool import KVCache
 from dovetail.contracts.config import cache_groups
+from dovetail.contracts.device import DeviceView
 from dovetail.contracts.errors import ModelError
+from dovetail.contracts.kernels import Ask, Claim, KernelSet
 from dovetail.contracts.layers import BuildContext, Parallel, Part, Stream
 from dovetail.runtime.checkpoint.weights import load_weights
 from dovetail.runtime.hf_config import read_config
+from dovetail.runtime.kernels.binding import KernelBinder, LoadedSet
 from dovetail.sdk.config import dense_config
 from dovetail.sdk.layers.base import Slot
 from dovetail.sdk.layers.decoder import DecoderLayer
@@ -118,6 +121,31 @@ def test_every_expression_is_what_it_says(act: Any, dtype: torch.dtype) -> None:
             got = got.total() if isinstance(got, Stream) else got
             want = expression(x, weights, norm if normed else None, act, scale, add)
         torch.testing.assert_close(got.float(), want, rtol=tolerance, atol=tolerance * 8)
+
+
+@pytest.mark.parametrize(("op", "wins"), [("linear", True), ("rms_norm", False)])
+def test_a_set_that_claims_the_product_wins_over_repacking(op: str, wins: bool) -> None:
+    """In bfloat16 on CPU, where the weight is repacked otherwise; a set of other operations changes nothing."""
+    called: list[int] = []
+
+    class Own(KernelSet):
+        def serves(self, ask: Ask) -> Claim | str:
+            return Claim(ask.rows) if ask.op == op else "no"
+
+        def make(self, ask: Ask) -> Any:
+            def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+                called.append(len(x))
+                return F.linear(x, weight, bias)
+
+            return product
+
+    kernels = KernelBinder([LoadedSet("own", "own", Own(), True)], DeviceView("cpu"))
+    ctx = replace(context(torch.bfloat16), kernels=kernels)
+    with torch.no_grad():
+        linear: Any = filled(ctx.linear("m", 16, GATE))
+        linear(torch.randn(5, 16, dtype=torch.bfloat16))
+    assert called == ([5] if wins else [])
+    assert (linear.weight is None) == (not wins and can_prepack(torch.zeros(2, 2, dtype=torch.bfloat16)))
 
 
 def expression(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.contracts.device import is_on_host
+from dovetail.contracts.kernels import meaning
 from dovetail.contracts.layers import Act, BuildContext, Norm, Part, RMSScale, Stream
 from dovetail.sdk.layers.matrix import Matrix
 from dovetail.sdk.layers.ops import invariant
@@ -54,13 +55,20 @@ class PlainLinear(Matrix):
         self._gate: Unary | None = None if act is None else ctx.operation("act_and_mul", F=self.local_out // 2, act=act)
         self.bias = None
         self.store("weight", ctx.dtype)
-        if can_prepack(self.get_parameter("weight")):
+        self._prepacks = can_prepack(self.get_parameter("weight")) and self._is_plain(ctx)
+        if self._prepacks:
             self.gather("weight")
         else:
             self._bind(ctx)
         if bias:
             self.store("bias", ctx.dtype, granule=None)
         self._packed: Tensor | None = None
+
+    def _is_plain(self, ctx: BuildContext) -> bool:
+        """Return whether no kernel set serves the product at any number of rows."""
+        dims, dtype = {"N": self.local_out, "K": self.local_in}, str(ctx.dtype).removeprefix("torch.")
+        ask = ctx.kernels.ask("linear", dtype, dims, {}, invariant=ctx.batch_invariant)
+        return ctx.kernels.bind(ask) is meaning(ask)
 
     def _bind(self, ctx: BuildContext) -> None:
         """Bind the products over a weight that stays as it is."""
@@ -72,10 +80,10 @@ class PlainLinear(Matrix):
             self._normed = ctx.operation("norm_linear", **dims)
 
     def finalize(self) -> None:
-        """On CPU in bfloat16, repack the weight into oneDNN's blocked layout: about twice as fast at few rows."""
+        """On CPU in bfloat16, repack into oneDNN's layout, twice as fast at few rows, where no set claims it."""
         if self.is_share and self.parallel.rank > 0:
             self.bias = None
-        if self.weight is not None and can_prepack(self.weight):
+        if self.weight is not None and self._prepacks:
             self._packed = prepack(self.gathered("weight"))
             self.weight = None
 

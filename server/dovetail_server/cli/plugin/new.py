@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     for owner in taken_by(kind, values):
         own = f"{values['distribution']}:{args.name}"
         print(f"note: {args.name} is {owner}'s, also in the test of this package; write {own}, or choose another name")
-    print(f"next: cd {folder} && pip install . && pytest")
+    print(f"next: cd {folder} && python -m pip install . && python -m pytest")
     return 0
 
 
@@ -63,6 +63,7 @@ def values_for(kind: PluginKind, name: str) -> dict[str, str]:
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
         raise PluginError(f"name {name!r}: use letters, digits, - and _, beginning with a letter, such as acme-r2")
     words = [word for word in re.split(r"[-_]", name) if word]
+    words = words[1:] if words[0].lower() == "dovetail" and len(words) > 1 else words  # the package's name begins so
     stem = "-".join(words).lower() if kind.name != "model" else re.sub(r"forcausallm$", "", name.lower())
     module = f"dovetail_{stem.replace('-', '_')}"
     class_name = "".join(word[:1].upper() + word[1:] for word in words)
