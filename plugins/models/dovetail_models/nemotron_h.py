@@ -155,12 +155,13 @@ class NemotronH(Llama):
         config = dense_config(
             given, has_windows=False, norm_eps="layer_norm_epsilon", types=types, mlp_bias=bool(hf.get("mlp_bias"))
         )
+        # transformers never ties this family's head, whatever the file says.
+        config = replace(config, tie_word_embeddings=False)
         return _with_parts(without_rope(config, [True] * len(types)), hf)
 
     @classmethod
     def weight_map(cls, config: ModelConfig) -> Sequence[WeightRule]:
-        tied = config.tie_word_embeddings
-        return (*RULES, WeightRule(r"lm_head\.weight", "") if tied else WeightRule("lm_head", "lm_head"))
+        return (*RULES, WeightRule("lm_head", "lm_head"))
 
 
 def layer_kinds(hf: Mapping[str, Any]) -> tuple[str, ...]:

@@ -172,7 +172,7 @@ TORCH = {
     ),
     "tensors": ("import torch; torch.Tensor.float = lambda s: s", "torch.Tensor.float"),
     "torch.softmax": ("import torch; torch.softmax = print", "torch.softmax"),
-    "linear layers": ("import torch; torch.nn.Linear.forward = print", "torch.nn.modules.linear.PlainLinear.forward"),
+    "linear layers": ("import torch; torch.nn.Linear.forward = print", "torch.nn.modules.linear.Linear.forward"),
     "torch's threads between operators": (
         "import torch; torch.set_num_interop_threads(3)",
         "another number of torch's threads",
