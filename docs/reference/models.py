@@ -23,7 +23,11 @@ The example is transformers' default configuration of the family, weights and ca
 model takes, `dovetail plan DIR` says.
 
 """
-MISSING: dict[str, dict[str, Any]] = {"deepseek_v2": {"num_experts_per_tok": 6}}
+MISSING: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [9, 18, 27]},
+    "granitemoehybrid": {"layer_types": [*["mamba"] * 5, "attention", *["mamba"] * 26]},
+    "deepseek_v2": {"num_experts_per_tok": 6},
+}
 """What transformers' default configurations leave open."""
 TASKS = {
     "ForCausalLM": "FOR_CAUSAL_LM_",
