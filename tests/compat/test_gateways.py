@@ -96,7 +96,7 @@ def is_up(base: str) -> bool:
     return reply.status_code == 200
 
 
-MAX_ROUNDS = 3
+MAX_ROUNDS = 8
 """On a busy machine replies overlap in other ways, and a router balances loads where it would follow a prefix."""
 
 

@@ -11,10 +11,11 @@ import torch
 from delta_models import KINDS, make_delta
 from families import make_seeing
 from parity import check_logits, check_schedules
+from recurrent_replies import LENGTHS, ON, check_reply, check_retracted, seen
 from safetensors.torch import load_file, save_file
 
-from dovetail.messages import SamplerParams, Submit, TokenDelta
-from dovetail_testing.engine import generate, serve, tokens
+from dovetail.messages import SamplerParams, Submit
+from dovetail_testing.engine import generate, serve
 
 PERTURBED: list[dict[str, Any]] = [
     {},
@@ -25,8 +26,6 @@ PERTURBED: list[dict[str, Any]] = [
     {"layer_types": ["full_attention", "linear_attention", "full_attention"], "num_hidden_layers": 3,
      "rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}},
 ]  # fmt: skip
-LENGTHS = [63, 64, 65, 127, 128, 129, 1000, pytest.param(4097, marks=pytest.mark.full)]
-ON: dict[str, Any] = {"batch_invariant": True, "page_size": 4, "model_impl": "dovetail"}
 
 
 @pytest.mark.parametrize("changes", PERTURBED, ids=["plain", "odd widths", "a head each", "attention first"])
@@ -55,11 +54,6 @@ def test_what_the_hub_has_beside_the_text_is_left_out(kind: str, tmp_path: Path)
     further = {"mtp.fc.weight": torch.ones(64, 128), "mtp.layers.0.input_layernorm.weight": torch.ones(64)}
     save_file({**tensors, **further}, file, {"format": "pt"})
     check_logits(tmp_path, model, chunk=100, model_impl="dovetail")
-
-
-def seen(deltas: list[TokenDelta]) -> tuple[list[int], list[Any]]:
-    """Tokens, and log probabilities to the last bit."""
-    return tokens(deltas), [logprob for delta in deltas for logprob in delta.logprobs or ()]
 
 
 @pytest.fixture(scope="module")
@@ -99,29 +93,9 @@ def test_states_in_fewer_bits_lose_a_little_and_no_hit(dtype: str, folder: Path)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_reply_has_the_same_bits_however_it_came(length: int, folder: Path) -> None:
     """Cold, behind a cached state, in other chunks, and beside others."""
-    rng = random.Random(length)
-    prompt = [rng.randrange(5, 130) for _ in range(length)]
-    others = [[rng.randrange(5, 130) for _ in range(11 + 7 * i)] for i in range(7)]
-    params = SamplerParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2)
-    settings = {**ON, "max_total_tokens": 16384, "chunked_prefill_size": 8192}
-    [cold] = generate(folder, [prompt], params, **settings)
-    again = Submit(rid="b", prompt_ids=prompt, params=params)
-    first = Submit(rid="a", prompt_ids=[*prompt[: length - 5], 7, 8, 9], params=params)
-    hit = serve(folder, [first, again], max_running_requests=1, **settings)[1]
-    assert hit[-1].cached_tokens == (length - 5) // 64 * 64
-    assert seen(hit) == seen(cold)
-    for size in (64, 192, 50):
-        [cut] = generate(folder, [prompt], params, **{**settings, "chunked_prefill_size": size})
-        assert seen(cut) == seen(cold), size
-    beside = generate(folder, [*others, prompt], params, **{**settings, "chunked_prefill_size": 200})
-    assert seen(beside[-1]) == seen(cold)
+    check_reply(folder, length)
 
 
 def test_a_retracted_reply_goes_on_with_the_same_bits(folder: Path) -> None:
     """What was decoded is computed again as a prompt, and behind it nothing differs."""
-    prompts = [[(7 * i + j) % 120 + 5 for j in range(60)] for i in range(5)]
-    params = SamplerParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=1)
-    tight = generate(folder, prompts, params, max_total_tokens=384, **ON)
-    assert max(deltas[-1].num_retractions for deltas in tight) > 0
-    roomy = generate(folder, prompts, params, **ON)
-    assert [seen(deltas) for deltas in tight] == [seen(deltas) for deltas in roomy]
+    check_retracted(folder)
