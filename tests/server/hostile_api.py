@@ -17,7 +17,7 @@ from dovetail.contracts.replies import Failure, Reply, StepView, Writer
 from dovetail.contracts.requests import Chat, JsonObject, Request, Sampling
 from dovetail_testing import FakeSite
 
-HUGE = 300 << 20
+HUGE = 72 << 20
 
 
 def exits() -> Any:

@@ -19,6 +19,7 @@ from dovetail.contracts.output import (
     ReasoningDelta,
     State,
     ToolArgs,
+    ToolBody,
     ToolEnd,
     ToolEvent,
     ToolFormat,
@@ -278,11 +279,10 @@ class ChangesChoice(RightCalls):
         return None
 
 
-class WholeCalls:
+class WholeCalls(ToolBody):
     """Keeps the pieces of all sections in one list: another reply's section takes them along."""
 
     pieces: list[str] = []
-    inside_value = False
 
     def __init__(self, new_call: NewCall) -> None:
         self.new_call = new_call
@@ -297,8 +297,6 @@ class WholeCalls:
         self.pieces.clear()
         return events
 
-    cut = close
-
 
 class DropsMalformed(WholeCalls):
     def __init__(self, new_call: NewCall) -> None:
@@ -307,8 +305,6 @@ class DropsMalformed(WholeCalls):
 
     def close(self) -> list[ToolEvent]:
         return [e for e in super().close() if isinstance(e, ToolStart | ToolArgs | ToolEnd)]
-
-    cut = close
 
 
 class DropsAtASplit(WholeCalls):
