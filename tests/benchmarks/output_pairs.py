@@ -122,10 +122,10 @@ MAX_HEAD = 128
 """Characters at the end of a reply that was cut in which the head of a call may stand that is not shown."""
 WRAPPERS = re.compile(
     r"\bto=[^\s<]*|<\|message_model\|>[^<]*<\|content_invoke|call▁begin｜>[^<]*<｜tool▁sep｜>|call_begin｜>[^<]*<｜tool_sep｜>"
-    r'|"tool_call_id"\s*:\s*"[^"\n]*"|"[^"\n]*"\s*:|\btype="\w*"'
+    r'|"(?:tool_call_id|id|type)"\s*:\s*"[^"]*"|"[^"]*"\s*:|\btype="\w*"|(?<=")(?:\s+[\w.:-]+="[^"<>\n]*")+(?=\s*>)'
 )
 """A recipient, a name that stands in a header once more, the word `function` before a name, an id that is replaced,
-keys beside a call's, and the type of a parameter."""
+the type beside it, keys beside a call's, the type of a parameter, and other attributes of its tag."""
 HEADERS = re.compile(r"\bto=[^\s<]*|<\|message_model\|>[^<]*<\|content_invoke|call▁begin｜>[^<]*<｜tool▁sep｜>")
 """Those of them that a prompt may end in, of which the reply holds the rest only."""
 _HALF = re.compile(r"<[^<>]*\Z")

@@ -69,6 +69,23 @@ def test_tokens_are_read_as_their_text(name: str, text: str) -> None:
         assert output_pairs.outcome(output_pairs.Given(spec, tokenizer, None, "stop"), chunks)[:3] == as_text[:3]
 
 
+@pytest.mark.parametrize(
+    "word", ['"w0w', *(pytest.param(w, marks=pytest.mark.full) for w in ("w0w", " w0w", ">w0w", ' a="w0w"', "\nw0w"))]
+)
+def test_a_word_anywhere_in_a_call_is_kept(word: str) -> None:
+    """A word within a call, its tags and heads, too, stands in one part of the reply: the call, or content."""
+    for pair in output_pairs.combinations(output_pairs.vocabulary()):
+        first, _, second = pair.name.partition(" + ")
+        if first not in ("none", second, "derived") or (first == "none" and second not in TABLE.CALLS):
+            continue
+        call = pair.own[0] if first == "derived" else TABLE.CALLS.get(second, "")
+        given = output_pairs.Given(pair.specs[1], None, None, "stop")
+        for at in range(len(call) + 1):
+            text = call[:at] + word + call[at:]
+            found = output_pairs.outcome(given, [text])
+            assert output_pairs.lost(text, found, "stop", "") == [], text
+
+
 def test_the_pairs_hold_what_they_should() -> None:
     """A check of the check: enough of the texts think, and call tools, and the combinations are all there."""
     writer = output_pairs.Writer(random.Random(1))

@@ -58,6 +58,8 @@ S3_SECTION, S3_SECTION_END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>
 S3, S3_SEP, S3_END = "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"
 S3_CALL = '<steptml:invoke name="f"><steptml:parameter name="city">x</steptml:parameter>'
 ONE = [("f", {"city": "x"})]
+MUSE_START, MUSE_END = "<atem:function_calls>", "</atem:function_calls>"
+MUSE, ATEM, ATEM_END = f" to=f<|message|>{MUSE_START}", '<atem:parameter name="', "</atem:parameter>"
 KEYED = [
     ("glm45", "<tool_call>f\n", "</tool_call>"),
     ("iquest-q1", "<iquest_tool_call>f", "</iquest_tool_call>"),
@@ -101,6 +103,19 @@ ROWS: list[tuple[str, str, str | None, list[Call]]] = [
     ("kimi-k2", f"{K2_SECTION}noise{K2_SECTION_END}", f"{K2_SECTION}noise{K2_SECTION_END}", []),
     ("minimax-m2", '<minimax:tool_call>noise<invoke name="f"><parameter name="city">x</parameter></invoke>'
      "</minimax:tool_call>", "noise", ONE),
+    # Text in a tag that is no attribute: of a name, then there is no call; of a key, then there is no argument.
+    ("muse", f'{MUSE}<atem:invoke name="f" a:b=\'1\' id="1">\n{ATEM}city" string="true">x{ATEM_END}</atem:invoke>{MUSE_END}', None,
+     [("f", {"city": "x"})]),
+    ("muse", f'{MUSE}<atem:invoke name="f"why>\n{ATEM}city">x{ATEM_END}</atem:invoke>{MUSE_END}',
+     f'{MUSE_START}<atem:invoke name="f"why>\n{ATEM}city">x{ATEM_END}</atem:invoke>{MUSE_END}', []),
+    ("muse", f'{MUSE}<atem:invoke name="f">\n{ATEM}city"why>x{ATEM_END}{ATEM}days">3{ATEM_END}</atem:invoke>{MUSE_END}',
+     f'{ATEM}city"why>x{ATEM_END}', [("f", {"days": 3})]),
+    ("minimax-m2", '<minimax:tool_call><invoke name="f"><parameter name="city>x</parameter><parameter name="days">3</parameter></invoke>'
+     "</minimax:tool_call>", '<parameter name="city>x</parameter>', [("f", {"days": 3})]),
+    ("minimax-m2", '<minimax:tool_call><invoke name="f"><parameter name="days">3</parameter><parameter name="city</invoke>so'
+     "</minimax:tool_call>", '<parameter name="cityso', [("f", {"days": 3})]),
+    ("k2-horizon", "<ifm|tool_calls><ifm|tool_call>f<ifm|arg_key>city</ifm|arg_key><ifm|arg_key>days</ifm|arg_key><ifm|arg_type>integer</ifm|arg_type>"
+     "<ifm|arg_value>3</ifm|arg_value></ifm|tool_call></ifm|tool_calls>", "<ifm|arg_key>city</ifm|arg_key>", [("f", {"days": 3})]),
     # Markers that mean nothing to a call come back where there is none.
     ("internlm", "<|action_start|><|plugin|>\nnoise<|action_end|>so", "<|action_start|><|plugin|>\nnoise<|action_end|>so", []),
     ("internlm", "<|action_start|><|plugin|>no<|plugin|>ise<|action_end|>", "<|action_start|><|plugin|>no<|plugin|>ise<|action_end|>", []),

@@ -34,7 +34,7 @@ from typing import ClassVar
 from dovetail.contracts.output import FormatSpec, Messages
 from dovetail.sdk.formats.layout import ReplyPhase
 from dovetail.sdk.formats.plain import Plain
-from dovetail.sdk.formats.tags import Tags
+from dovetail.sdk.formats.tags import Tags, before_attributes, key_before_attributes
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 from dovetail_parsers.reasoning.declared import Declared
 
@@ -74,23 +74,13 @@ SPARK = replace(
 """As Muse Spark: a message to nobody is reasoning."""
 
 
-def _name(text: str) -> str:
-    """Read a name, without attributes behind it."""
-    return text.partition('"')[0].strip()
-
-
-def _key(text: str) -> tuple[str, bool | None]:
-    """Read a key, without attributes behind it."""
-    return text.partition('"')[0], None
-
-
 TAGS = Tags(
     call=('<atem:invoke name="', '">'),
     call_end="</atem:invoke>",
     key=('<atem:parameter name="', '">'),
     value_end="</atem:parameter>",
-    read_name=_name,
-    read_key=_key,
+    read_name=before_attributes,
+    read_key=key_before_attributes,
 )
 AROUND = ("<atem:function_calls>", "</atem:function_calls>")
 """Stand around the calls of a message."""

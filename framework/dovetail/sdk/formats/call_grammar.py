@@ -17,7 +17,7 @@ from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.sdk.formats.presence import presences
 from dovetail.sdk.formats.reply_grammar import arguments_schema, chosen
 from dovetail.sdk.formats.tagged_values import json_value, tagged_value
-from dovetail.sdk.formats.tags import CDATA_START, Tags
+from dovetail.sdk.formats.tags import CDATA_START, Tags, matchers
 
 Node = Mapping[str, Any]
 Tool = Mapping[str, Any]
@@ -139,7 +139,8 @@ def tagged_arguments(
         found = tagged_value(declared, schema, tuple(filter(None, marks)))
         is_string, value = found.is_string, found.node
         shown = name if key is None else key(name, is_string)
-        is_read = (shown + tags.key[1]).find(tags.key[1]) == len(shown) and tags.read_key(shown)[0] == name
+        ended = matchers(tags)["key"].scan(shown + tags.key[1], 0, 0)
+        is_read = ended == (len(shown + tags.key[1]), 0, len(tags.key[1])) and tags.read_key(shown)[0] == name
         _check_name(tool, name, is_read=is_read)
         begin = tags.key[0] + shown + tags.key[1] + behind_key + tags.value_start + newline
         parts[name] = {"type": "tag", "begin": begin, "content": value, "end": newline + tags.value_end + behind_value}

@@ -11,6 +11,8 @@ from typing import NamedTuple
 from dovetail.sdk.formats.matcher import Matcher, matcher
 
 CDATA_START = "<![CDATA["
+_QUOTED = re.compile(r"""([^"']*)(?:["'](?:\s+[\w.:-]+\s*=\s*(?:"[^"<>\n]*(?:"|\Z)|'[^'<>\n]*(?:'|\Z)))*+\s*)?""")
+"""A name, the quotation mark behind it, and attributes. The last value may lack its mark, which the tag's end holds."""
 
 
 def plain_name(text: str) -> str:
@@ -21,6 +23,17 @@ def plain_name(text: str) -> str:
 def plain_key(text: str) -> tuple[str, bool | None]:
     """Read a key that stands alone between its tags."""
     return text.strip(), None
+
+
+def before_attributes(text: str) -> str:
+    """Read a name in quotes without attributes behind it; all of the text if anything else stands there."""
+    found = _QUOTED.fullmatch(text)
+    return (text if found is None else found[1]).strip()
+
+
+def key_before_attributes(text: str) -> tuple[str, bool | None]:
+    """Read a key in quotes without attributes behind it, as the schema says more of its value than they do."""
+    return before_attributes(text), None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +100,7 @@ def matchers(tags: Tags) -> dict[str, Matcher]:
         "call": (tags.call[0],),
         "name": (tags.call[1] if tags.call[0] else tags.key[0],),
         "params": (tags.key[0], tags.call_end),
-        "key": (tags.key[1],),
+        "key": (tags.key[1], tags.key[0], tags.call_end),
         "gap": (tags.value_start, tags.key[0], tags.call_end),
         "value": (tags.value_end, tags.call_end, tags.key[0]),
     }

@@ -33,7 +33,7 @@ from dovetail.sdk.formats.call_grammar import (
 from dovetail.sdk.formats.json_calls import JsonCalls
 from dovetail.sdk.formats.matcher import common_len
 from dovetail.sdk.formats.samples import FIRST, KEYS, NAMES, SECOND, UNIT, VALUES
-from dovetail.sdk.formats.tags import Tags, plain_key
+from dovetail.sdk.formats.tags import Tags, key_before_attributes, plain_key
 from dovetail_parsers.families.headed_calls import Head, HeadedCalls
 from dovetail_parsers.families.pythonic_calls import PythonicCalls
 from dovetail_parsers.families.tagged_calls import TaggedCalls
@@ -388,7 +388,7 @@ def _tagged_shape(text: str) -> CallShape | None:
     frame = _frame(text, calls, inside, marker if made.start else "", made.end)
     spaces = to_value[: to_value.find(tags.value_start)].removeprefix(tags.key[1]) if tags.value_start else ""
 
-    attributes = to_value.partition(">")[0] if tags.read_key is _key_before_attributes else ""
+    attributes = to_value.partition(">")[0] if tags.read_key is key_before_attributes else ""
 
     def arguments(tool: Tool) -> Node:
         return tagged_arguments(
@@ -427,7 +427,7 @@ def _tags_of(
         call=(call_open, name_close) if call_open else ("", ""),
         call_end=call_end if call_open else "",
         key=(key_open, ">" if has_attributes else close),
-        read_key=_key_before_attributes if has_attributes else plain_key,
+        read_key=key_before_attributes if has_attributes else plain_key,
         value_start=opened,
         value_end=value_end,
         newlines=is_newline and to_value.endswith("\n"),
@@ -441,11 +441,6 @@ def _tags_of(
     shown = {"call": f"{call_open}NAME{name_close}", "parameter": f"{key_open}KEY{to_value}VALUE{value_end}"}
     also = (call_open,) if call_open else ()
     return CallShape("tagged", start, end, body, inner=inner, also=also, shown=shown), tags
-
-
-def _key_before_attributes(text: str) -> tuple[str, bool | None]:
-    """Read `city" type="str"`: what other attributes say of a value is not known, the schema does."""
-    return re.split("[\"']", text, maxsplit=1)[0].strip(), None
 
 
 def _split_value_start(text: str) -> tuple[str, str]:

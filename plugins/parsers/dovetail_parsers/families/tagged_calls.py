@@ -219,11 +219,11 @@ class TaggedCalls(MarkedCalls):
         elif self._at == "name":
             self._start(tags.read_name("".join(self._head)))
             return start if self._call is not None and not tags.call[0] else end
-        elif (self._at == "key" and not tags.value_start) or (self._at == "gap" and tag == tags.value_start):
-            self._begin_value()
-        elif self._at == "key":
+        elif self._at == "key" and mark == tags.key[1] and tags.value_start:
             self._at = "gap"
-        elif self._at == "gap" and self._is_held:
+        elif (self._at == "key" and mark == tags.key[1]) or (self._at == "gap" and tag == tags.value_start):
+            self._begin_value()
+        elif self._at in ("key", "gap") and self._is_held:
             self._break()
         elif self._at == "value" and self._quotes is not None and self._quotes.is_open:
             self._quotes.note(len(self._newline))
@@ -231,7 +231,7 @@ class TaggedCalls(MarkedCalls):
         elif self._at == "value":
             self._at, self._closer = "confirm", mark
         else:
-            if self._at == "gap":
+            if self._at in ("key", "gap"):
                 self._give_lone_key()
             if tag == tags.key[0]:
                 self._begin_head("key")

@@ -26,7 +26,10 @@ from dovetail_parsers.tools.either import Either
 from dovetail_parsers.tools.per_call import PerCall
 from dovetail_parsers.tools.sections import Section
 
-_KEY = re.compile(r"\s*(.*?)\s*(?:</ifm\|arg_key>)?\s*(?:<ifm\|arg_type>(.*?)</ifm\|arg_type>)?\s*", re.DOTALL)
+_KEY = re.compile(
+    r"\s*(.*?)\s*(?:</ifm\|arg_key>)?\s*(?:<ifm\|arg_type>\s*(\w*(?:\[[\w\[\], |]*\])?)\s*</ifm\|arg_type>)?\s*",
+    re.DOTALL,
+)
 
 
 def read_key(text: str) -> tuple[str, bool | None]:
@@ -34,7 +37,7 @@ def read_key(text: str) -> tuple[str, bool | None]:
     found = _KEY.fullmatch(text)
     if found is None:
         return text.strip(), None
-    base = (found[2] or "").partition("[")[0].strip().lower()
+    base = (found[2] or "").partition("[")[0].lower()
     return found[1], None if base in ("", "any") else base in ("string", "str")
 
 
