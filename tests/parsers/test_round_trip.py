@@ -68,6 +68,7 @@ CASES = {
     "llama3-tagged": Case(None, "llama3", ("<|eot_id|>",)),
     "llama4": Case(None, "pythonic", ("<|eot|>",), calls_alone=True),
     "llama4-marked": Case(None, "pythonic", ("<|eot|>",)),
+    "llama4-json": Case(None, "llama3", ("<|eot|>",), calls_alone=True),
     "mistral": Case("mistral", "mistral", ("</s>",)),
     "mistral-ids": Case("mistral", "mistral", ("</s>",)),
     "mistral-json": Case("mistral", "mistral", ("</s>",)),
@@ -101,6 +102,19 @@ def template(name: str) -> ChatTemplate:
 def plugin(group: str, name: str) -> Any:
     (entry,) = entry_points(group=f"dovetail.{group}.v1", name=name)
     return entry.load()()
+
+
+@pytest.mark.parametrize(
+    "around", [("", ""), ("<|python_start|>", "<|python_end|>"), ("<|python_start|><|python_end|>", "")]
+)
+def test_llama4_writes_json_with_its_markers_or_without(around: tuple[str, str]) -> None:
+    """Its markers mean nothing in front of a call or around it; Llama 3, which has none, keeps them as text."""
+    call = around[0] + '{"name": "f", "parameters": {"q": "<|python_end|>"}}' + around[1]
+    for name, is_call in (("llama4-json", True), ("llama3", around[0] == "")):
+        bound = plugin("tool_parsers", "llama3").for_template(template(name))
+        reply = parse_full(make_parser(bound.extend(FormatSpec(), schemas([("f", {"q": ""})]))), text=call)
+        calls = [(one.name, json.loads(one.arguments)) for one in reply.tool_calls]
+        assert (reply.content, calls) == ((None, [("f", {"q": "<|python_end|>"})]) if is_call else (call, []))
 
 
 def message(reasoning: str | None, content: str | None, calls: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-r"""`llama3`: Llama 3.1, 3.2 and 3.3.
+r"""`llama3`: Llama 3.1, 3.2 and 3.3, and Llama 4 where its template asks for JSON.
 
 ```
 {"name": "get_weather", "parameters": {"city": "Paris"}}
@@ -6,26 +6,40 @@ r"""`llama3`: Llama 3.1, 3.2 and 3.3.
 
 The whole answer is the call, without markers, or it follows `<|python_tag|>`; several calls are separated by `;`. JSON
 that begins an answer is a call only if it says so: its first key is one of a call's, and it has parameters, or the name
-of a tool that was offered. Other JSON is content.
+of a tool that was offered. Other JSON is content. Llama 4 writes `<|python_start|><|python_end|>` in front
+of the call, or around it.
 
-Defined by the `chat_template` of meta-llama/Llama-3.1-8B-Instruct and Meta's model cards (JSON based tool calling).
+Defined by the `chat_template` of meta-llama/Llama-3.1-8B-Instruct and Meta's model cards (JSON based tool calling),
+and that of meta-llama/Llama-4-Scout-17B-16E-Instruct.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
+from dovetail.contracts.output import FormatSpec, NewCall, TemplateView, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, name_of
 from dovetail.sdk.formats.json_calls import JsonCalls
 
+PYTHON = ("<|python_start|>", "<|python_end|>")
+
 
 class Llama3Tools(ToolParser):
-    """Calls as bare JSON, or behind `<|python_tag|>`."""
+    """Calls as bare JSON, or behind `<|python_tag|>`.
+
+    Attributes:
+        dropped: Markers that the template writes in front of a call, for nothing.
+    """
+
+    dropped: ClassVar[tuple[str, ...]] = ()
+
+    def for_template(self, template: TemplateView) -> Llama3Tools:
+        """Take Llama 4's markers if the template writes them."""
+        return Llama4Tools() if PYTHON[1] in template.source else self
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Add the markers."""
@@ -34,7 +48,11 @@ class Llama3Tools(ToolParser):
         def body(new_call: NewCall) -> ToolBody:
             return JsonCalls(new_call, known=known, tools=tools)
 
-        return replace(spec, tools=ToolFormat("<|python_tag|>", "", body=body, before_start="", bare="{"))
+        return replace(
+            spec,
+            tools=ToolFormat("<|python_tag|>", "".join(self.dropped[1:]), body=body, before_start="", bare="{"),
+            dropped=(*spec.dropped, *self.dropped),
+        )
 
     def grammar(
         self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
@@ -48,3 +66,9 @@ class Llama3Tools(ToolParser):
             separator="; ",
             trigger='{"name": "',
         )
+
+
+class Llama4Tools(Llama3Tools):
+    """As Llama 4."""
+
+    dropped = PYTHON
