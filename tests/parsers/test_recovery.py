@@ -222,6 +222,8 @@ ROWS: list[tuple[str, str, str | None, list[Call]]] = [
     ("gemma4", '<|tool_call>callback{}<tool_call|>', None, [("callback", {})]),
     ("xlam", '[{"name": "f", "arguments": {"city": "x"}}]', None, ONE),
     ("xlam", 'So:\n```json\n[{"name": "f", "arguments": {"city": "x"}}]\n```', "So:\n", ONE),
+    ("xlam", '```json\n[{"name": "NAME", "arguments": {"city": "x"}}]\n```', '```json\n[{"name": "NAME", "arguments": {"city": "x"}}]\n```', []),
+    ("xlam", '[{"name": "NAME", "arguments": {}}, {"name": "f"}]', '[{"name": "NAME", "arguments": {}}, {"name": "f"}]', []),
     ("xlam", "So:\n```json\n[1, 2]\n``` it is", "So:\n```json\n[1, 2]\n``` it is", []),
     ("lfm2", "<|tool_call_start|>[f(city='a -n '1,2p' b')]<|tool_call_end|>", None, [("f", {"city": "a -n '1,2p' b"})]),
     ("glm45", '<tool_call>f<arg_key>list</arg_key><arg_value>[{\\"a\\": \\"1\\"}]</arg_value></tool_call>', None, [("f", {"list": [{"a": "1"}]})]),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dovetail.contracts.output import FormatSpec
+from dovetail.contracts.output import FormatSpec, NewCall, ToolBody
 from dovetail_parsers.tools.sections import JsonSection
 
 
@@ -199,7 +199,7 @@ class XlamTools(JsonSection):
     ```
 
     The whole answer is a list of calls. Models put it into a fence, between `<tool_call>` or behind `[TOOL_CALLS]`
-    at times.
+    at times. Lists and fences are ordinary text, too, so the first call names a tool of the request, or there is none.
 
     Defined by the `chat_template` and model card of Salesforce/xLAM-2-8b-fc-r.
     """
@@ -207,3 +207,9 @@ class XlamTools(JsonSection):
     starts = ("```json", "<tool_call>", "[TOOL_CALLS]")
     bare = "["
     ignored = ("```", "json", "<tool_call>", "</tool_call>", "[TOOL_CALLS]")
+
+    def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
+        """Read a list whose first name is known."""
+        made = super().body(new_call, tools)
+        made.doubt_names()
+        return made
