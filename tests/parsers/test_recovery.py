@@ -224,6 +224,9 @@ ROWS: list[tuple[str, str, str | None, list[Call]]] = [
     ("xlam", 'So:\n```json\n[{"name": "f", "arguments": {"city": "x"}}]\n```', "So:\n", ONE),
     ("xlam", '```json\n[{"name": "NAME", "arguments": {"city": "x"}}]\n```', '```json\n[{"name": "NAME", "arguments": {"city": "x"}}]\n```', []),
     ("xlam", '[{"name": "NAME", "arguments": {}}, {"name": "f"}]', '[{"name": "NAME", "arguments": {}}, {"name": "f"}]', []),
+    # Behind calls that only the reply's end closes stands an answer: what is no marker there is text.
+    ("xlam", '```json\n[{"name": "f"}]\n```\nRun\n```\nls\n```\nfor `json`.', "\n\nRun\n```\nls\n```\nfor `json`.", [("f", {})]),
+    ("granite", '<|tool_call|>[{"name": "f"}]</tool_call> ends in </tool_call>.', " ends in </tool_call>.", [("f", {})]),
     ("xlam", "So:\n```json\n[1, 2]\n``` it is", "So:\n```json\n[1, 2]\n``` it is", []),
     ("lfm2", "<|tool_call_start|>[f(city='a -n '1,2p' b')]<|tool_call_end|>", None, [("f", {"city": "a -n '1,2p' b"})]),
     ("glm45", '<tool_call>f<arg_key>list</arg_key><arg_value>[{\\"a\\": \\"1\\"}]</arg_value></tool_call>', None, [("f", {"list": [{"a": "1"}]})]),

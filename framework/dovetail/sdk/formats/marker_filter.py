@@ -18,9 +18,16 @@ class MarkerFilter(ToolBody):
     markers come back with the text around them.
     """
 
-    def __init__(self, body: ToolBody, markers: Sequence[str]) -> None:
-        """Prepare; `body` reads what is left."""
-        self._body = body
+    def __init__(self, body: ToolBody, markers: Sequence[str], *, is_open: bool = False) -> None:
+        """Prepare.
+
+        Args:
+            body: Reads what is left.
+            markers: Those that it does not see.
+            is_open: Only the output's end closes the section, so text behind its calls is an answer, with its markers.
+        """
+        self._body, self._is_open = body, is_open
+        self._in_answer = False
         self._matcher = matcher(tuple(markers))
         self._held = ""
         self._state = 0
@@ -45,7 +52,8 @@ class MarkerFilter(ToolBody):
 
     def feed(self, text: str) -> list[ToolEvent]:
         """Take more text."""
-        if not self._held and self._matcher.begins(text) is None and not self._is_doubtful:
+        has_none = self._in_answer or self._matcher.begins(text) is None
+        if not self._held and has_none and not self._is_doubtful:
             return self._feed(text)
         read, state = len(self._held), self._state if self._held else 0
         text, self._held = self._held + text, ""
@@ -65,7 +73,7 @@ class MarkerFilter(ToolBody):
                 break
             if self._is_doubtful and not self._body.inside_value:
                 self._dropped.append(text[cut:end])
-            if self._body.inside_value:
+            if self._body.inside_value or self._in_answer:
                 events += self._feed(text[cut:end])
             elif self._is_noise:
                 events.append(Malformed("tool_call", text[cut:end]))
@@ -99,7 +107,10 @@ class MarkerFilter(ToolBody):
 
     def _feed(self, text: str) -> list[ToolEvent]:
         events = self._body.feed(text)
-        return events if not events or (self._has_call and not self._is_doubtful) else self._taken(events)
+        if events and (not self._has_call or self._is_doubtful):
+            return self._taken(events)
+        self._in_answer = self._in_answer or (self._is_open and any(type(event) is Malformed for event in events))
+        return events
 
     def _taken(self, events: list[ToolEvent]) -> list[ToolEvent]:
         """Hold the noise before the first call, and what was dropped between."""
@@ -119,6 +130,7 @@ class MarkerFilter(ToolBody):
             if isinstance(event, ToolStart) and not self._has_call:
                 self._has_call, self._is_noise = True, False
                 taken += [Malformed("tool_call", "".join(self._noise))] if self._noise else []
+            self._in_answer = self._in_answer or (self._is_open and isinstance(event, Malformed))
             taken.append(event)
         return taken
 

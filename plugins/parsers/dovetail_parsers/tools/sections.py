@@ -48,7 +48,7 @@ class Section(ToolParser):
 
         def body(new_call: NewCall) -> ToolBody:
             made = self.body(new_call, tools)
-            return MarkerFilter(made, self.ignored) if self.ignored else made
+            return MarkerFilter(made, self.ignored, is_open=not self.end) if self.ignored else made
 
         section = ToolFormat(
             self.start,
