@@ -43,6 +43,10 @@ CALLS = {
     "json, one section each": LOOP + '\n<c>{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}</c>' + END,
     "json in a list": "{% if m.tool_calls %}<cs>[" + LOOP
     + '{% if not loop.first %}, {% endif %}{"tool": "{{ f.name }}", "args": {{ f.arguments | tojson }}}' + END + "]</cs>{% endif %}",
+    "json in a list, two brackets": "{% if m.tool_calls %}<<CALLS>>[" + LOOP
+    + '{% if not loop.first %}, {% endif %}{"tool": "{{ f.name }}", "args": {{ f.arguments | tojson }}}' + END + "]<</CALLS>>{% endif %}",
+    "tags, two brackets": "{% if m.tool_calls %}<<cs>>" + LOOP + '<<call {{ f.name }}>>' + ITEMS
+    + "<<arg {{ k }}>>" + VALUE + "<</arg>>" + END + "<</call>>" + END + "<</cs>>{% endif %}",
     "the name as the key": "{% if m.tool_calls %}<cs>[" + LOOP
     + '{% if not loop.first %}, {% endif %}{"{{ f.name }}": {{ f.arguments | tojson }}}' + END + "]</cs>{% endif %}",
     "bare json": LOOP + '{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}' + END,
@@ -65,6 +69,7 @@ THOUGHT = {
     "tags": ("<why>", "</why>"),
     "tags and newlines": ("<why>\n", "\n</why>\n\n"),
     "capitals": ("[REASON]", "[/REASON]"),
+    "two angle brackets": ("<<why>>\n", "\n<</why>>\n"),
     "two brackets": ("[[reason]]\n", "\n[[/reason]]\n\n"),
     "brackets of another script": ("《思考》", "《/思考》\n"),
     "control characters": ("\x02", "\x03"),
@@ -118,6 +123,14 @@ def test_calls_of_no_known_family(name: str, tmp_path: Path) -> None:
         grammar = bound.grammar(tools_of((TWICE,)) or (), choice, True, True)
         assert grammar is not None
         check(json.loads(grammar.source))
+
+
+def test_markers_may_have_two_angle_brackets() -> None:
+    """A marker is whole: what would be left of its end would stand in the content."""
+    source = HEAD + CALLS["json in a list, two brackets"] + TAIL
+    tools = derive(chat(source)).spec(tools_of((TWICE,)) or ()).tools
+    assert tools is not None
+    assert (tools.start, tools.end) == ("<<CALLS>>", "<</CALLS>>")
 
 
 def test_attributes_of_a_key_may_differ() -> None:

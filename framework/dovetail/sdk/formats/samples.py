@@ -25,7 +25,7 @@ FIRST = {KEYS[0]: VALUES[0], KEYS[1]: VALUES[1]}
 SECOND = {KEYS[2]: VALUES[2]}
 SWITCHES: tuple[Mapping[str, Any], ...] = ({}, {"enable_thinking": True, "thinking": True})
 """`chat_template_kwargs` with which a template may show thinking."""
-UNIT = re.compile(r"<[^<>\s][^<>]*>|\[/?[A-Z_]{2,}\]|◁[^◁▷]*▷")
+UNIT = re.compile(r"<{1,3}[^<>\s][^<>]*>{1,3}|\[/?[A-Z_]{2,}\]|◁[^◁▷]*▷")
 """A text that looks like a marker."""
 _ONE, _TWO = SampleCall(NAMES[0], FIRST), SampleCall(NAMES[1], SECOND)
 ANSWERED = SampleReply(content=ANSWER)
