@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 
-from dovetail.distribution import DISTRIBUTION
-from dovetail.sdk.quantization.forms import KEPT
+import torch
 
+from dovetail.distribution import DISTRIBUTION
+from dovetail.sdk.quantization.forms import Int4, Mxfp4, Scaled
+from dovetail_testing.targets import target_for
+
+FORMS = {"int8": Scaled(), "int4": Int4(), "float8_e4m3fn": Scaled(torch.float8_e4m3fn), "mxfp4": Mxfp4()}
+SHAPE = (1024, 1024)
 HEAD = """\
 # Quantisations in figures
 
@@ -30,8 +35,9 @@ def rows() -> Iterator[str]:
         if point.dist is None or point.dist.name != DISTRIBUTION:
             continue
         for what, numbers, bits in point.load().reads:
-            is_made = what.startswith("a plain checkpoint")
+            is_made, form = what.startswith("a plain checkpoint"), FORMS.get(numbers)
             kept = [
-                "packed" if is_made or device in KEPT.get(numbers, ()) else "written out" for device in ("cpu", "cuda")
+                "packed" if is_made or (form and target_for("bfloat16", device).keeps(form, SHAPE)) else "written out"
+                for device in ("cpu", "cuda")
             ]
             yield f"| `{point.name}` | {what} | {numbers} | {bits:.3g} | {' | '.join(kept)} |"

@@ -17,7 +17,6 @@ from large_shapes import NUM_RANKS, SHAPES
 
 from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.layers import BuildContext, Parallel
-from dovetail.contracts.quantization import Target
 from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
@@ -25,6 +24,7 @@ from dovetail.runtime.checkpoint.files import Checkpoint
 from dovetail.runtime.checkpoint.quantization import convert, factory_of, widths_of
 from dovetail.runtime.checkpoint.weight_match import match_weights
 from dovetail.runtime.checkpoint.weights import model_layers
+from dovetail_testing.targets import target_for
 
 FOLDER = Path("made-up")
 MODELS = ("deepseek-v3", "kimi-k2")
@@ -106,7 +106,7 @@ def measure(config: Mapping[str, Any], ranks: int) -> dict[str, float]:
         seconds[what] = time.process_time() - began
         return made
 
-    target, widths = Target("bfloat16", "cuda"), widths_of(model, facts)
+    target, widths = target_for("bfloat16", "cuda"), widths_of(model, facts)
     read = timed("conversions", lambda: convert(plain, chosen, method, rules, widths, target))
     factory = timed("packed matrices", lambda: factory_of(chosen, config, rules, read.headers))
     parallel = Parallel(size=ranks, all_reduce=lambda share: share)

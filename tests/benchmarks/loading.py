@@ -80,7 +80,6 @@ def load(path: Path, method: str) -> Loaded:
     import torch
 
     from dovetail.contracts.layers import BuildContext
-    from dovetail.contracts.quantization import Target
     from dovetail.plugins import Registry
     from dovetail.plugins.loader import import_planned
     from dovetail.plugins.plan import as_planned
@@ -89,6 +88,7 @@ def load(path: Path, method: str) -> Loaded:
     from dovetail.runtime.checkpoint.weights import load_weights
     from dovetail.runtime.hf_config import CONFIG_KEYS, quantization_config
     from dovetail.sdk.layers import embedding, linear
+    from dovetail_testing.targets import target_for
 
     read, registry = ModelFolder(path), Registry.scan()
     hf = read.config
@@ -116,7 +116,7 @@ def load(path: Path, method: str) -> Loaded:
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
     wall, cpu = time.perf_counter(), cpu_s()
-    checkpoint = converted(chosen, read, plugin, config, Target("bfloat16", "cpu"))
+    checkpoint = converted(chosen, read, plugin, config, target_for("bfloat16"))
     rules = plugin.weight_map(config)
     factory = factory_of(chosen, hf, rules, checkpoint.headers)
     with torch.inference_mode():

@@ -21,14 +21,11 @@ ANSWERS = {CONTRACT: 1, "contracts/attention.py": 2, "runtime/device/devices.py"
 """Places that compare types of torch's devices: what answers for one, and kinds that a backend declares."""
 NAMED = {
     "settings.py": "disable_cuda_graph",  # users' word for graphs, as in vLLM and SGLang
-    "sdk/quantization/forms.py": "cuda",  # with the constants of `PACKED`
     "plugins/process_state.py": "cuda",  # torch's own switches: a plugin that leaves one changed is named
 }
 """Identifiers that name CUDA, by file."""
 READS = "disable_cuda_graph"
 """That setting, which other files read."""
-PACKED = {"sdk/quantization/forms.py": 5}
-"""Constants that name CUDA: which forms stay packed there, until kernel sets answer that themselves."""
 TRITON = re.compile(r"^triton(\.|$)")
 
 
@@ -86,7 +83,7 @@ def test_nothing_names_cuda() -> None:
         for word in words_of(ast.parse(text))
         if path not in (CONTRACT, "plugins/moved.py") and word.lower() in ("cuda", "nccl")
     )
-    assert dict(words) == PACKED
+    assert not words
 
 
 def test_no_file_of_the_framework_imports_triton() -> None:

@@ -24,8 +24,9 @@ from dovetail.runtime.checkpoint.quantization import converted, factory_of
 from dovetail.runtime.checkpoint.weights import load_weights
 from dovetail.runtime.hf_config import CONFIG_KEYS, architecture, read_config
 from dovetail_testing.conformance.model_runtime import TinyEngine
+from dovetail_testing.targets import target_for
 
-TARGET = Target("float32", "cpu")
+TARGET = target_for("float32")
 
 
 def plugin_of(kind: str, name: str) -> Any:

@@ -14,15 +14,17 @@ from test_transforms import NAMES, same, scales, some_bytes
 from torch import Tensor
 
 from dovetail.contracts.errors import PluginError
-from dovetail.contracts.quantization import Conversion, FileTensor, Target
+from dovetail.contracts.quantization import Conversion, FileTensor
 from dovetail.runtime.checkpoint import files
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
 from dovetail.sdk.quantization import forms as packed_forms
 from dovetail_backends.gguf.blocks import BY_NAME
+from dovetail_backends.kernels.cpu import CpuKernels
 from dovetail_backends.quantization import fp4, fp8, gguf, modules
+from dovetail_testing.targets import target_for
 
 E, N, K = 5, 24, 192
-TARGET = Target("bfloat16", "cpu")
+TARGET = target_for("bfloat16")
 
 
 def module(tensors: Mapping[str, Tensor]) -> modules.Module:
@@ -53,7 +55,7 @@ def test_mxfp4(turned: bool, is_in_blocks: bool, stays: bool, monkeypatch: pytes
     packed, powers = some_bytes(E, N, K // 2), some_bytes(E, N, K // 32, seed=1)
     tensors = {"_blocks": packed.view(E, N, -1, 16) if is_in_blocks else packed, "_scales": powers}
     if stays:
-        monkeypatch.setattr(packed_forms, "KEPT", dict.fromkeys(packed_forms.KEPT, ("cpu",)))
+        monkeypatch.setattr(CpuKernels, "keeps_packed", lambda _, ask: True)
     rights = [packed, powers]
     if not stays:
         table, scale = torch.tensor(packed_forms.E2M1), torch.exp2(powers.float() - 127)
@@ -82,7 +84,7 @@ def test_fp8(shape: tuple[int, ...], stays: bool, monkeypatch: pytest.MonkeyPatc
     weight, block = scales(E, N, K).to(torch.float8_e4m3fn), (16, 96)
     tensors = {"": weight, "_scale": torch.rand(shape) + 0.5}
     if stays:
-        monkeypatch.setattr(packed_forms, "KEPT", dict.fromkeys(packed_forms.KEPT, ("cpu",)))
+        monkeypatch.setattr(CpuKernels, "keeps_packed", lambda _, ask: True)
     headers = {each.name: each for each in module(tensors).tensors.values()}
     (conversion,) = fp8.float8(headers, TARGET, block)
     scale = tensors["_scale"]

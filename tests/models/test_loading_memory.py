@@ -31,7 +31,7 @@ import sys
 from pathlib import Path
 import torch
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.quantization import Target
+from dovetail_testing.targets import target_for
 from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
@@ -53,7 +53,7 @@ def load(folder):
     plugin = plugin_of("model", architecture(hf, folder))
     config = plugin.config_from_hf(hf)
     rules = plugin.weight_map(config)
-    read = converted(quantization, ModelFolder(folder), plugin, config, Target("bfloat16", "cpu"))
+    read = converted(quantization, ModelFolder(folder), plugin, config, target_for("bfloat16"))
     with torch.inference_mode():
         factory = factory_of(quantization, hf, rules, read.headers)
         ctx = BuildContext(device=torch.device("cpu"), dtype=torch.bfloat16, factory=factory)

@@ -18,7 +18,6 @@ from torch import Tensor
 from dovetail import LLM
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.layers import BuildContext, LayerFactory, Parallel
-from dovetail.contracts.quantization import Target
 from dovetail.messages import SamplerParams, Submit
 from dovetail.runtime.checkpoint.files import open_checkpoint
 from dovetail.runtime.checkpoint.folder import ModelFolder
@@ -32,6 +31,7 @@ from dovetail_models.llama import Llama
 from dovetail_testing.conformance.model_runtime import TinyEngine
 from dovetail_testing.engine import collect, make_client
 from dovetail_testing.models import make_model
+from dovetail_testing.targets import target_for
 
 CPU = torch.device("cpu")
 PROMPTS = [[5, 7, 11, 13, 17, 19], [3, 4]]
@@ -88,7 +88,7 @@ def build(config: Any, folder: Path, factory: LayerFactory | None = None, parall
     hf = json.loads((folder / "config.json").read_text())
     read = open_checkpoint(folder)
     if factory is None:
-        at = Target("float32", "cpu")
+        at = target_for("float32")
         read = convert(read, CompressedTensors, hf["quantization_config"], rules, widths_of(Llama, config), at)
         factory = factory_of(CompressedTensors, hf, rules, read.headers)
     ctx = BuildContext(device=CPU, dtype=torch.float32, factory=factory, parallel=parallel or Parallel())

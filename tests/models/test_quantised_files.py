@@ -13,6 +13,7 @@ from quantised_models import loaded, logits, make, make_gpt_oss, pack_stacked, s
 from safetensors.torch import load_file, save_file
 
 from dovetail.sdk.layers.packed import PackedLinear
+from dovetail_backends.kernels.cpu import CpuKernels
 
 
 def test_gpt_oss_as_published(tmp_path: Path) -> None:
@@ -22,11 +23,9 @@ def test_gpt_oss_as_published(tmp_path: Path) -> None:
 
 def test_forms_without_a_product_work_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written out today multiplies packed as well, which is what kernels are compared with."""
-    from dovetail.sdk.quantization import forms as packed_forms
-
     for number, way in enumerate(("fp8-blocks", "fp8-rows", "fp8-tensor", "mxfp8", "ct-mxfp4", "ct-float-blocks")):
         folder = make(tmp_path / str(number), way)
-        monkeypatch.setattr(packed_forms, "KEPT", dict.fromkeys(packed_forms.KEPT, ("cpu",)))
+        monkeypatch.setattr(CpuKernels, "keeps_packed", lambda _, ask: True)
         model, read = loaded(folder, METHODS[way].plugin)
         assert isinstance(model.layers[0].mlp.down, PackedLinear)
         assert not read.notes
@@ -63,12 +62,10 @@ def test_scales_of_activations_and_caches_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stays", [False, True])
 def test_experts_in_one_tensor(stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All experts' fp8 with the scales of their blocks, written out and packed: as each expert by itself."""
-    from dovetail.sdk.quantization import forms as packed_forms
-
     make_checkpoint(tmp_path / "plain", "granitemoe")
     pack_stacked(tmp_path / "plain", tmp_path / "packed", METHODS["fp8-blocks"])
     if stays:
-        monkeypatch.setattr(packed_forms, "KEPT", dict.fromkeys(packed_forms.KEPT, ("cpu",)))
+        monkeypatch.setattr(CpuKernels, "keeps_packed", lambda _, ask: True)
     same(logits(tmp_path / "packed", "fp8"), logits(tmp_path / "plain"))
 
 

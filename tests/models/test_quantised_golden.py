@@ -11,13 +11,14 @@ from quantised_models import plugin_of
 from safetensors.torch import load_file, save_file
 
 from dovetail.contracts.model import WeightRule
-from dovetail.contracts.quantization import Stored, Target
+from dovetail.contracts.quantization import Stored
 from dovetail.runtime.checkpoint.files import open_checkpoint
 from dovetail.runtime.checkpoint.quantization import Widths, convert, stored_tensors
 from dovetail.runtime.checkpoint.weights import load_weights
 from dovetail.sdk.layers.packed import PackedLinear
 from dovetail.sdk.layers.plain import PLAIN
 from dovetail_testing.conformance.quantization import CPU, BuildContext, ModuleHolder
+from dovetail_testing.targets import target_for
 
 HERE = Path(__file__).parent / "golden"
 GOLDEN = load_file(HERE / "quantised.safetensors") | load_file(HERE / "packed.safetensors")
@@ -69,7 +70,7 @@ def test_what_a_tool_wrote_is_read_as_it_reads_it(way: str, tmp_path: Path) -> N
         CONFIGS[way],
         rules,
         Widths({"m": want.shape[1]}),
-        Target("float32", "cpu"),
+        target_for("float32"),
     )
     factory = plugin(CONFIGS[way], Stored(stored_tensors(rules, read.headers))).factory(PLAIN)
     with torch.inference_mode():

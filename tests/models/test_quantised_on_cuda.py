@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from families import make_checkpoint
 from packers import METHODS
 from quantised_models import pack_model, plugin_of
 
-from dovetail.contracts.quantization import Conversion, FileTensor, Target
+from dovetail.contracts.device import DeviceView
+from dovetail.contracts.errors import PluginError
+from dovetail.contracts.kernels import Ask, Claim, KernelSet
+from dovetail.contracts.quantization import Conversion, FileTensor
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.quantization import converted
 from dovetail.runtime.checkpoint.weight_size import weight_size
 from dovetail.runtime.hf_config import CONFIG_KEYS
-from dovetail.sdk.quantization.forms import stays_packed
+from dovetail.runtime.kernels.binding import KernelBinder, LoadedSet
+from dovetail.sdk.quantization.forms import Int4, Mxfp4, Scaled
+from dovetail_backends.kernels.triton import TritonKernels
 from dovetail_backends.quantization.fp8 import Fp8
+from dovetail_testing.targets import target_for
 
-CUDA = Target("bfloat16", "cuda")
+CPU, CUDA = target_for("bfloat16"), target_for("bfloat16", "cuda")
 
 
 def conversion(path: str, scale: tuple[int, ...], block: list[int] | None) -> Conversion:
@@ -52,14 +61,47 @@ def test_experts_of_fp8_stay_packed() -> None:
 
 
 def test_what_stays_packed_where() -> None:
-    """On CPU what torch has products for, on CUDA more."""
-    numbers = ("int8", "int4", "float8_e4m3fn", "mxfp4")
-    assert [stays_packed(each, "cpu") for each in numbers] == [True, True, False, False]
-    assert all(stays_packed(each, "cuda", 128) for each in numbers)
-    assert stays_packed("float8_e4m3fn", "cuda", None)
-    assert not stays_packed("float8_e4m3fn", "cuda", 32)
-    assert [stays_packed("int4", "cuda", group) for group in (None, 16, 32, 40, 96)] == [True, False, True, False, True]
-    assert stays_packed("int8", "cuda", 24)
+    """On CPU what torch has products for, on CUDA more; without any set to ask, everything."""
+    int8, fp8 = Scaled(torch.int8), Scaled(torch.float8_e4m3fn)
+    assert [CPU.keeps(form, (256, 512)) for form in (int8, Int4(), fp8, Mxfp4())] == [True, True, False, False]
+    assert all(CUDA.keeps(form, (8, 256, 512)) for form in (int8, Int4(), fp8, Mxfp4(), replace(int8, group=24)))
+    assert [CUDA.keeps(replace(fp8, group=group), (256, 512)) for group in (None, 32, 128, 256)] == [
+        True,
+        False,
+        True,
+        True,
+    ]
+    groups = (None, 16, 32, 40, 96)
+    assert [CUDA.keeps(Int4(group), (256, 480)) for group in groups] == [True, False, True, False, True]
+    assert KernelBinder([], DeviceView("cpu")).keeps("bfloat16", fp8, (256, 512))
+
+
+@pytest.mark.parametrize(("capability", "kept"), [((8, 0), [True, True, False, False]), ((9, 0), [True] * 4)])
+def test_older_devices_keep_integers(capability: tuple[int, int], kept: list[bool]) -> None:
+    """To save memory; each product writes them out there."""
+    binder = KernelBinder([LoadedSet("triton", "triton", TritonKernels(), False)], DeviceView("cuda", "", capability))
+    forms = Scaled(torch.int8), Int4(), Scaled(torch.float8_e4m3fn), Mxfp4()
+    assert [binder.keeps("bfloat16", form, (256, 512)) for form in forms] == kept
+
+
+def test_a_set_keeps_what_it_serves() -> None:
+    """Also a form of its own author; what it raises names it."""
+
+    class Own(KernelSet):
+        devices = frozenset({"cpu"})
+
+        def serves(self, ask: Ask) -> Claim | str:
+            if ask.dim("K") == 8:
+                raise ValueError("eight")
+            return Claim(ask.rows) if ask.option("form") == Mxfp4() else "no"
+
+        def make(self, ask: Ask) -> Any:
+            raise NotImplementedError
+
+    binder = KernelBinder([LoadedSet("own", "own of acme 1.0", Own(), False)], DeviceView("cpu"))
+    assert [binder.keeps("bfloat16", form, (16, 32)) for form in (Mxfp4(), Int4())] == [True, False]
+    with pytest.raises(PluginError, match=r"own of acme 1.0: keeps_packed\(packed_linear .*\) raised ValueError"):
+        binder.keeps("bfloat16", Int4(), (16, 8))
 
 
 @pytest.mark.parametrize(("way", "stays"), [("awq", False), ("ct-int4-rows", True), ("ct-int8-groups", True)])

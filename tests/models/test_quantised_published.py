@@ -19,7 +19,7 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.quantization import Stored
 from dovetail.runtime.hf_config import quantization_config, read_config
 from dovetail.sdk.layers.packed import PackedLinear
-from dovetail.sdk.quantization import forms as packed_forms
+from dovetail_backends.kernels.cpu import CpuKernels
 
 
 def make_mixed(root: Path, config: Mapping[str, Any], ways: Mapping[str, Method], family: str = "qwen3") -> Path:
@@ -230,7 +230,7 @@ def test_parts_in_several_forms_are_written_out(
     name, config, ways = SEVERAL[what]
     folder = make_mixed(tmp_path, config, ways)
     if stays:
-        monkeypatch.setattr(packed_forms, "KEPT", dict.fromkeys(packed_forms.KEPT, ("cpu",)))
+        monkeypatch.setattr(CpuKernels, "keeps_packed", lambda _, ask: True)
         model, read = loaded(folder, name)
         is_one_form = what == "fp8, rows and tensors"
         assert isinstance(model.layers[0].attention.qkv, PackedLinear) == is_one_form
@@ -243,7 +243,7 @@ def test_experts_of_which_some_are_plain(tmp_path: Path, monkeypatch: pytest.Mon
     """All of the layer's are written out, where others would have been said to be missing."""
     ways = {f"experts.{each}.": METHODS["fp8-rows"] for each in (0, 1)}
     folder = make_mixed(tmp_path, FP8, ways, "qwen3_moe")
-    monkeypatch.setattr(packed_forms, "KEPT", dict.fromkeys(packed_forms.KEPT, ("cpu",)))
+    monkeypatch.setattr(CpuKernels, "keeps_packed", lambda _, ask: True)
     same(logits(folder, "fp8"), logits(folder.with_name("plain")))
 
 

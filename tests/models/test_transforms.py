@@ -15,6 +15,7 @@ from dovetail.sdk.quantization.words import ORDER
 from dovetail_backends.gguf.blocks import BY_NAME
 from dovetail_backends.quantization import awq, bitsandbytes, fp4, gguf_blocks, gptq, modules
 from dovetail_backends.quantization.compressed_tensors import pack_quantized
+from dovetail_testing.targets import target_for
 
 NAMES = {torch.float8_e4m3fn: "F8_E4M3", torch.float16: "F16", torch.float32: "F32", torch.bfloat16: "BF16"}
 NAMES |= {torch.uint8: "U8", torch.int32: "I32", torch.int8: "I8", torch.int64: "I64"}
@@ -67,7 +68,7 @@ def made_by(conversion: Conversion, tensors: dict[str, Tensor]) -> dict[str, Ten
 
 def target(dtype: torch.dtype) -> Target:
     """Return what is read for."""
-    return Target(str(dtype).removeprefix("torch."), "cpu")
+    return target_for(str(dtype).removeprefix("torch."))
 
 
 def packed_as(values: Tensor, zeros: Tensor, scale: Tensor, found: dict[str, Tensor]) -> None:

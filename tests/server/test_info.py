@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,10 @@ def test_info_shows_the_choice_and_its_reason(capsys: pytest.CaptureFixture[str]
     facts = json.loads(capsys.readouterr().out)
     assert facts["reasoning_parser"]["name"] == facts["tool_parser"]["name"] == "glm45"
     assert facts["chat_template"]["thinking"]["no switch"] == "thinks at once"
+    installed = {one["name"]: one for one in facts["kernel_sets"]}
+    assert {name: sorted(one["claims"]) for name, one in installed.items()} == {"cpu": ["cpu"], "triton": ["cuda"]}
+    assert "rms_norm" in installed["triton"]["claims"]["cuda"]
+    assert re.search(r"\n  triton  dovetail-llm \S+ +cuda +rms_norm, ", shown)
     if not torch.cuda.is_available():
         assert "kernels            cpu: mask_logits" in shown
         assert (facts["kernels"]["mask_logits"], facts["kernels"]["rms_norm"]) == ("cpu", "plain")

@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dovetail.contracts.layers import BuildContext
-from dovetail.contracts.quantization import Target
 from dovetail.messages import SamplerParams, Submit
 from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
@@ -33,6 +32,7 @@ from dovetail_server.cli import main as dovetail
 from dovetail_testing.conformance.model_runtime import TinyEngine
 from dovetail_testing.engine import collect, make_client
 from dovetail_testing.models import make_model
+from dovetail_testing.targets import target_for
 
 
 def tokens(folder: Path, **settings: str) -> list[int]:
@@ -107,7 +107,7 @@ def test_what_is_written_is_read_by_transformers(
     plugins = {kind: import_planned(as_planned(Registry.scan().resolve(kind, name))) for kind, name in names.items()}
     model, chosen, hf = plugins["model"], plugins["quantization"], read_config(out)
     engine = TinyEngine(model, plain)
-    read = converted(chosen, ModelFolder(out), model, engine.config, Target("float32", "cpu"))
+    read = converted(chosen, ModelFolder(out), model, engine.config, target_for("float32"))
     factory = factory_of(chosen, hf, model.weight_map(engine.config), read.headers)
     with torch.inference_mode():
         ctx = BuildContext(device=torch.device("cpu"), dtype=torch.float32, factory=factory)

@@ -153,6 +153,17 @@ class KernelSet(Configurable, ABC):
         model, and called for every step; it may be given tensors that are not contiguous.
         """
 
+    def keeps_packed(self, ask: Ask) -> bool:
+        """Whether a checkpoint's matrix stays packed for this set; one that no set keeps is written out as it is read.
+
+        What it serves it keeps. A set may keep more, where memory matters more than time: a product that no set serves
+        writes the matrix out for each call.
+
+        Args:
+            ask: For `packed_linear`, with the widths of the whole model. Experts' matrices are asked for so, too.
+        """
+        return isinstance(self.serves(ask), Claim)
+
     @classmethod
     def library(cls) -> str:
         """Return the version of the library that its kernels come from: what was measured of another is forgotten."""

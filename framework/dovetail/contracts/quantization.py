@@ -69,10 +69,18 @@ class FileTensor(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What weights are read for: `dtype` of the model (`bfloat16`), and type of the device (`cpu`, `cuda`)."""
+    """What weights are read for.
+
+    Attributes:
+        dtype: Of the model: `bfloat16`.
+        device: Kind of the device.
+        keeps: Takes a form and the shape `[…, N, K]` of a matrix, or of experts' matrices: whether a kernel set keeps
+            it packed (`KernelSet.keeps_packed`). A matrix that no set keeps becomes a plain weight in `dtype`.
+    """
 
     dtype: str
     device: str
+    keeps: Callable[[Any, Sequence[int]], bool]
 
 
 @dataclass(frozen=True, slots=True)

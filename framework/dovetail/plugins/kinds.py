@@ -143,6 +143,7 @@ KINDS: dict[str, PluginKind] = {
                 "dovetail.sdk.layers.norm",
                 "dovetail.runtime.kernels.binding",
             ),
+            minor=1,
         ),
         PluginKind(
             name="reasoning_parser",
@@ -192,7 +193,7 @@ KINDS: dict[str, PluginKind] = {
             fact="quantization",
             hook="dovetail_quantizations",
             watched=("dovetail.sdk.layers.plain", "dovetail.sdk.layers.linear", "dovetail.runtime.checkpoint.weights"),
-            minor=3,
+            minor=4,
         ),
         PluginKind(
             name="checkpoint",

@@ -6,6 +6,7 @@ A server finds the same when it loads the model, in the same words.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dovetail.contracts.config import ModelConfig
@@ -75,7 +76,7 @@ def read_as(found: StartPreparation[Any], config: ModelConfig, dtype: str, devic
         found: The model and its plugins, with the headers of its tensors.
         config: The model's facts.
         dtype: Name of the engine's dtype.
-        device: `cpu` or `cuda`.
+        device: Kind of the device.
 
     Raises:
         ConfigError: No plugin reads them, tensors are missing, surplus or misshapen, or the ranks cannot divide it.
@@ -92,11 +93,14 @@ def read_as(found: StartPreparation[Any], config: ModelConfig, dtype: str, devic
     from dovetail.runtime.checkpoint.quantization import choose_quantization, converted, factory_of
     from dovetail.runtime.checkpoint.weight_match import match_weights
     from dovetail.runtime.checkpoint.weights import model_layers
+    from dovetail.runtime.device.devices import view_of
+    from dovetail.runtime.kernels.binding import KernelBinder, load_sets
 
     plugins = load(found.plan, "engine")
     chosen = choose_quantization(plugins, folder.config)
     model, quantization = plugins.get("model", planned.qualified), None if chosen is None else chosen[1]
-    target = Target(dtype, device)
+    sets = KernelBinder(load_sets(plugins), view_of(found.registry, device))
+    target = Target(dtype, device, partial(sets.keeps, dtype))
     checkpoint = None if folder.headers is None else converted(quantization, folder, model, config, target)
     headers = None if checkpoint is None else checkpoint.headers
     rules = model.weight_map(config)

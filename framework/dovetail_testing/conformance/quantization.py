@@ -21,7 +21,7 @@ from dovetail.checkpoint.formats import Formats
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext, LayerFactory, Parallel, Part, Stream
 from dovetail.contracts.model import WeightRule
-from dovetail.contracts.quantization import Quantization, Stored, Target
+from dovetail.contracts.quantization import Quantization, Stored
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
 from dovetail.runtime.checkpoint.quantization import Widths, convert, stored_tensors
 from dovetail.runtime.checkpoint.weights import fill, load_weights
@@ -29,6 +29,7 @@ from dovetail.sdk.layers.norm import RMSNorm
 from dovetail.sdk.layers.plain import PLAIN
 from dovetail_testing.checks import check, fail, raised
 from dovetail_testing.conformance.base import Conformance
+from dovetail_testing.targets import target_for
 
 TOKENS = (1, 2, 9, 65)
 PARTS = (Part("q", 96, unit=16), Part("k", 32, unit=16), Part("v", 32, unit=16))
@@ -257,9 +258,15 @@ class QuantizationConformance(Conformance):
         self, folder: Path, rules: Sequence[WeightRule], matrices: Mapping[str, int], dtype: torch.dtype
     ) -> tuple[Checkpoint, LayerFactory]:
         """What the plugin has read of a checkpoint, and what it makes of that, as the runner asks it."""
-        target = Target(str(dtype).removeprefix("torch."), "cpu")
         widths = Widths(matrices, biased=matrices.keys())
-        read = convert(open_checkpoint(folder), self.plugin(), self.config, rules, widths, target)
+        read = convert(
+            open_checkpoint(folder),
+            self.plugin(),
+            self.config,
+            rules,
+            widths,
+            target_for(str(dtype).removeprefix("torch.")),
+        )
         stored = Stored(stored_tensors(rules, read.headers))
         made: LayerFactory = self.plugin()(self.config, stored).factory(PLAIN)
         return read, made

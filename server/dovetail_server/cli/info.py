@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dovetail.contracts.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from dovetail.contracts.config import ModelConfig
+    from dovetail.contracts.kernels import Ask
     from dovetail.plugin_settings import PluginSettings
+    from dovetail.plugins import Registry
     from dovetail.plugins.plan import PluginPlan
     from dovetail.processing.prepare import StartPreparation
     from dovetail.runtime.checkpoint.folder import ModelFolder
@@ -173,7 +175,7 @@ def lack_of_weights(folder: Path) -> str | None:
 
 
 UNSERVED: dict[str, Any] = {"served_by": None, "num_params": None, "vocab_size": None}
-UNSERVED |= {"tasks": [], "cache": [], "kernels": {}, "kernels_measured": {}}
+UNSERVED |= {"tasks": [], "cache": [], "kernels": {}, "kernels_measured": {}, "kernel_sets": []}
 
 
 def served_as(examined: ExaminedModel, model: ModelFolder, template: str) -> dict[str, Any]:
@@ -207,35 +209,66 @@ def served_as(examined: ExaminedModel, model: ModelFolder, template: str) -> dic
     served_by, kernels = plan.of_kind("model")[0].qualified, kernels_of(plan, facts)
     figures = figures_of(plan, facts.dtype, kernels)
     found = {"served_by": served_by, **sizes, "tasks": tasks, "cache": cache}
-    return {**found, "kernels": kernels, "kernels_measured": figures}
+    sets = kernel_sets(examined.found.registry, facts)
+    return {**found, "kernels": kernels, "kernels_measured": figures, "kernel_sets": sets}
 
 
 def kernels_of(plan: PluginPlan, facts: ModelConfig) -> dict[str, str]:
-    """Say which kernel set would serve which operation at widths of the model; sets answer without a device.
+    """Say which kernel set would serve which operation at widths of the model; sets answer without a device."""
+    from dovetail.contracts.kernels import Claim
+    from dovetail.plugins.loader import import_planned
+    from dovetail.runtime.device.devices import likely_device
+
+    kind = likely_device(plan).kind
+    sets = [(planned, import_planned(planned)()) for planned in plan.of_kind("kernels")]
+    served = {}
+    for ask in asks_of(kind, facts):
+        claims = [each for each, one in sets if kind in one.devices and isinstance(one.serves(ask), Claim)]
+        conflicts = [each.name for each in claims if not each.requested]
+        name = OR.join(conflicts) if len(conflicts) == len(claims) > 1 else claims[0].name if claims else "plain"
+        served[ask.op] = name
+    return served
+
+
+def asks_of(kind: str, facts: ModelConfig) -> Iterator[Ask]:
+    """Yield the question for each operation on a kind of device, at widths of the model.
 
     What depends on forms of packed weights, on routing, on a mixer's heads, or on several ranks, a running
     server says.
     """
     from dovetail.contracts.device import DeviceView, is_interpreted
-    from dovetail.contracts.kernels import OPS, Claim, make_ask
-    from dovetail.plugins.loader import import_planned
-    from dovetail.runtime.device.devices import likely_device
+    from dovetail.contracts.kernels import OPS, make_ask
 
-    view = DeviceView(likely_device(plan).kind, is_interpreted=is_interpreted())
+    view = DeviceView(kind, is_interpreted=is_interpreted())
     hidden, dim = facts.hidden_size, facts.layers[0].qk_dim if facts.layers else facts.hidden_size
     widths = dict.fromkeys("HNKRF", hidden) | {"D": dim, "V": facts.vocab_size}
     options = {"act": "silu_and_mul", "dtype": facts.dtype}
-    sets = [(planned, import_planned(planned)()) for planned in plan.of_kind("kernels")]
-    served = {}
     for op, row in OPS.items():
         if row.over_ranks or not options.keys() >= set(row.options) or not widths.keys() >= set(row.dims):
             continue
         dims = {letter: widths[letter] for letter in row.dims} | ({"F": 1} if op == "rotations" else {})
-        ask = make_ask(op, view, facts.dtype, dims, {name: options[name] for name in row.options})
-        claims = [each for each, one in sets if view.kind in one.devices and isinstance(one.serves(ask), Claim)]
-        conflicts = [each.name for each in claims if not each.requested]
-        served[op] = OR.join(conflicts) if len(conflicts) == len(claims) > 1 else claims[0].name if claims else "plain"
-    return served
+        yield make_ask(op, view, facts.dtype, dims, {name: options[name] for name in row.options})
+
+
+def kernel_sets(registry: Registry, facts: ModelConfig) -> list[dict[str, Any]]:
+    """List every installed kernel set, also one that this start would not ask, with what it claims of the model."""
+    from dovetail.contracts.kernels import Claim
+    from dovetail.plugins.loader import import_planned
+    from dovetail.plugins.plan import as_planned
+
+    found = []
+    for record in registry.of_kind("kernels"):
+        claims: dict[str, list[str]] = {}
+        reason = "" if record.usable else record.reason
+        try:
+            made: Any = import_planned(as_planned(record))() if record.usable else None
+            for kind in sorted(made.devices) if made else ():
+                claims[kind] = [ask.op for ask in asks_of(kind, facts) if isinstance(made.serves(ask), Claim)]
+        except Exception as error:  # a stranger's class, which nobody has chosen: the others are listed all the same
+            reason = f"{type(error).__name__}: {error}"
+        package = {"package": record.distribution, "version": record.version}
+        found.append({"name": record.name, **package, "claims": claims, "reason": " ".join(reason.split())})
+    return found
 
 
 def figures_of(plan: PluginPlan, dtype: str, kernels: Mapping[str, str]) -> dict[str, str]:
@@ -366,6 +399,7 @@ def table(facts: dict[str, Any]) -> str:
         by_set = {name: [op for op in served if served[op] == name] for name in dict.fromkeys(served.values())}
         lines += [f"kernels            {name}: {', '.join(ops)}" for name, ops in by_set.items()]
         lines += [f"  measured         {place}: {figures}" for place, figures in facts["kernels_measured"].items()]
+        lines += sets_table(facts["kernel_sets"])
     if facts["tasks"]:
         lines.append(f"for                {', '.join(facts['tasks'])}")
     lines.append(f"tokenizer          {describe_tokenizer(facts['tokenizer'])}")
@@ -381,6 +415,20 @@ def table(facts: dict[str, Any]) -> str:
         lines.append("read off the template")
         lines += [f"  {label:<17}{text}" for label, text in derived.items()]
     return "\n".join(lines)
+
+
+def sets_table(sets: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line for each device of each installed kernel set."""
+    yield "kernel sets        installed, with what each claims at widths of the model"
+    rows = []
+    for one in sets:
+        package = f"{one['package']} {one['version']}"
+        rows += [(one["name"], package, kind, ", ".join(ops) or "nothing") for kind, ops in one["claims"].items()]
+        if one["reason"]:
+            rows.append((one["name"], package, "-", one["reason"]))
+    widths = [max(len(row[at]) for row in rows) for at in range(3)] if rows else []
+    for *cells, last in rows:
+        yield "  " + "  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), last])
 
 
 def describe_tokenizer(tokenizer: dict[str, Any]) -> str:

@@ -19,7 +19,6 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.needs import unserved
-from dovetail.contracts.quantization import Target
 from dovetail.plugin_settings import PluginSettings
 from dovetail.plugins import LoadedPlugins, Registry, load, make_plan
 from dovetail.processing.embeddings import Embedder
@@ -30,6 +29,7 @@ from dovetail.runtime.checkpoint.quantization import choose_quantization, conver
 from dovetail.runtime.checkpoint.quantize import quantize
 from dovetail.runtime.hf_config import CONFIG_KEYS, quant_method
 from dovetail.runtime.memory.plan import DeviceBytes, plan_memory
+from dovetail_testing.targets import target_for
 
 sys.path.append(str(Path(__file__).parents[2] / "models"))
 from families import make_checkpoint
@@ -95,7 +95,7 @@ def build(folder: ModelFolder, plugins: LoadedPlugins, config: ModelConfig) -> N
     model = plugins.get("model", plugins.plan.of_kind("model")[0].qualified)
     chosen = choose_quantization(plugins, folder.config)
     method = None if chosen is None else chosen[1]
-    checkpoint = converted(method, folder, model, config, Target(config.dtype, "cpu"))
+    checkpoint = converted(method, folder, model, config, target_for(config.dtype))
     factory = factory_of(method, folder.config, model.weight_map(config), checkpoint.headers)
     dtype = getattr(torch, config.dtype)
     model.build(config, BuildContext(device=torch.device("cpu"), dtype=dtype, factory=factory))

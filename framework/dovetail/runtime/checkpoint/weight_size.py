@@ -55,7 +55,7 @@ def weight_size(
         headers: Of what is loaded; None: nothing is, the engine fills the weights itself.
         config: The model's facts.
         dtype: Name of the engine's dtype.
-        device: `cpu` or `cuda`.
+        device: Kind of the device.
         built: Bytes of the model's parameters, which only building it tells of packed dummies and of a rank's share.
         num_ranks: Ranks that divide the model; what is returned is one rank's.
     """

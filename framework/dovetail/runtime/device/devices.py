@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from dovetail.contracts.device import Device
+from dovetail.contracts.device import Device, DeviceView, is_interpreted
 from dovetail.contracts.errors import ConfigError
 from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
@@ -110,6 +110,14 @@ def count(name: str) -> int:
     there = [cls for _, cls in installed(Registry.scan(), name) if cls.absent() is None]
     cls = max(there, key=_preference, default=Device)
     return 0 if cls.is_host else cls.num()
+
+
+def view_of(registry: Registry, kind: str) -> DeviceView:
+    """Return what kernel sets are told of a kind of device: of the one that is here, else what holds for any of it."""
+    cls = next((cls for _, cls in installed(registry, AUTO) if cls.kind == kind), Device)
+    if cls.absent() is not None:
+        return DeviceView(kind, is_interpreted=is_interpreted())
+    return cls(cls.take(None)).view
 
 
 def answer(cls: type[Device], type_of_place: str) -> None:

@@ -71,9 +71,11 @@ class KernelBinder:
     ) -> None:
         self.device = device
         self._sets = [one for one in sets if one.is_named or device.kind in one.kernels.devices]
+        self._is_plain = not sets
         self._captured, self._peers, self._is_frozen = captured, peers, False
         self._trials, self._decided = trials, decided
         self._bound: dict[Ask, Kernel] = {}
+        self._kept: dict[Ask, bool] = {}
         self._uses: dict[Ask, KernelUse] = {}
         self._uncapturable: list[str] = []
         self._over_ranks: dict[Ask, tuple[PeerKernel, str]] = {}
@@ -163,6 +165,24 @@ class KernelBinder:
                 self._uses[ask] = KernelUse(
                     operation=ask.place, dtype=ask.dtype, served=((*ask.rows, name),), others=others
                 )
+
+    def keeps(self, dtype: str, form: Any, shape: Sequence[int]) -> bool:
+        """Whether a set keeps a matrix packed; without any set, all are computed with as they are.
+
+        Args:
+            dtype: The model's, as torch names it.
+            form: The matrix's.
+            shape: Its shape, `[…, N, K]`.
+
+        Raises:
+            PluginError: A set fails.
+        """
+        ask = self.ask("packed_linear", dtype, {"N": shape[-2], "K": shape[-1]}, {"form": form}, invariant=False)
+        if ask not in self._kept:
+            self._kept[ask] = self._is_plain or any(
+                bool(self._answer(one, "keeps_packed", one.kernels.keeps_packed, ask)) for one in self._sets
+            )
+        return self._kept[ask]
 
     @property
     def is_capturable(self) -> bool:
@@ -297,12 +317,7 @@ class KernelBinder:
 
     def _claim(self, one: LoadedSet, ask: Ask) -> Claim | str:
         """Ask a set, and refuse an answer that cannot hold."""
-        try:
-            found: object = one.kernels.serves(ask)
-        except DovetailError:
-            raise
-        except Exception as error:  # a stranger's class: whatever it raises, its name belongs to it
-            raise PluginError(f"{one.label}: serves({ask.place}) raised {type(error).__name__}: {error}") from error
+        found = self._answer(one, "serves", one.kernels.serves, ask)
         if isinstance(found, str):
             return found.partition("\n")[0]
         if not isinstance(found, Claim):
@@ -317,6 +332,16 @@ class KernelBinder:
         if ask.invariant and not found.row_independent:
             return "its rows depend on one another, and --batch-invariant asks that they do not"
         return found
+
+    @staticmethod
+    def _answer(one: LoadedSet, name: str, answer: Callable[[Ask], object], ask: Ask) -> object:
+        """Ask a set by one of its methods."""
+        try:
+            return answer(ask)
+        except DovetailError:
+            raise
+        except Exception as error:  # a stranger's class: whatever it raises, its name belongs to it
+            raise PluginError(f"{one.label}: {name}({ask.place}) raised {type(error).__name__}: {error}") from error
 
     def _make(self, one: LoadedSet, ask: Ask) -> Kernel:
         try:

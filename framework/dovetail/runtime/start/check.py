@@ -110,7 +110,8 @@ def check(settings: EngineSettings, plugins: LoadedPlugins, rank: Rank) -> Check
     _check_speculator(plugins, config)
     checkpoint = None
     if filler is None:
-        target = Target(str(dtype).removeprefix("torch."), device_of(device).kind)
+        name = str(dtype).removeprefix("torch.")
+        target = Target(name, device_of(device).kind, partial(kernels.keeps, name))
         checkpoint = converted(method, folder, plugin, config, target)
     headers = None if checkpoint is None else checkpoint.headers
     factory = factory_of(method, hf, plugin.weight_map(config), headers)

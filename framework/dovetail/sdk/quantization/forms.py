@@ -33,29 +33,6 @@ thread computes alone, as many as stay in a core's cache."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """What a nibble of 4-bit floating point stands for."""
 MX_GROUP = 32
-KEPT = {"int8": ("cpu", "cuda"), "int4": ("cpu", "cuda"), "float8_e4m3fn": ("cuda",), "mxfp4": ("cuda",)}
-"""On which devices numbers of a checkpoint stay packed; elsewhere they are written out while they are read, because a
-product would have to write them out each time."""
-FP8_GROUP = 128
-"""Of float8 on CUDA, scales must be for as many inputs, a multiple of them, or whole rows."""
-INT4_GROUP = 32
-"""Of int4 on CUDA, likewise."""
-
-
-def stays_packed(numbers: str, device: str, group: int | None = None) -> bool:
-    """Whether a checkpoint's numbers stay packed on a device.
-
-    Args:
-        numbers: `int8`, `int4`, `float8_e4m3fn` or `mxfp4`.
-        device: `cpu` or `cuda`.
-        group: Inputs that share a scale; None: all of a row.
-    """
-    if device not in KEPT[numbers] or device != "cuda" or numbers == "int8":
-        return device in KEPT[numbers]
-    if numbers == "int4":
-        return group is None or group % INT4_GROUP == 0
-    is_old = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] < 9
-    return not is_old and (numbers == "mxfp4" or group is None or group % FP8_GROUP == 0)
 
 
 class Form(ABC):

@@ -34,6 +34,15 @@ class CpuKernels(KernelSet):
             return Claim(ask.rows, row_independent=True)
         return f"torch has no product for {', '.join(str(form) for form, _ in matrices)}"
 
+    def keeps_packed(self, ask: Ask) -> bool:
+        """See `KernelSet.keeps_packed`: integers, also those in groups that torch has no product for."""
+        import torch
+
+        from dovetail.sdk.quantization.forms import Int4, Scaled
+
+        form = ask.option("form")
+        return isinstance(form, Int4) or (isinstance(form, Scaled) and form.dtype == torch.int8)
+
     def make(self, ask: Ask) -> Kernel:
         """See `KernelSet.make`."""
         if ask.op == "mask_logits":

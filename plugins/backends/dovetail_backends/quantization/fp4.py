@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.sdk.quantization.forms import MX_GROUP, by_rows, e2m1, scaled, stays_packed, wide
+from dovetail.sdk.quantization.forms import MX_GROUP, Mxfp4, by_rows, e2m1, scaled, wide
 from dovetail_backends.quantization.modules import PLAIN, Module, as_scale, by_expert, written_out
 
 NV_GROUP = 16
@@ -80,7 +80,7 @@ def mxfp4(module: Module, packed: str, scale: str, target: Target, *, turned: bo
         factors = as_scale(tensors[scale])
         return _written(tensors[packed].reshape(*factors.shape[:-1], num_in // 2), factors, MX_GROUP, dtype)
 
-    if not module.path or not stays_packed("mxfp4", target.device):
+    if not module.path or not target.keeps(Mxfp4(), (*rows, num_in)):
         yield written_out(module, (*rows, num_in), target, numbers, "mxfp4", turned=turned)
         return
 

@@ -25,7 +25,8 @@ import torch
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.sdk.quantization.forms import FP8_GROUP, Form, Scaled
+from dovetail.sdk.quantization.forms import Form, Scaled
+from dovetail_backends.kernels.triton import FP8_GROUP
 from dovetail_backends.quantization.keys import PLAIN_MODULES, known
 from dovetail_backends.quantization.modules import (
     MADE,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.sdk.quantization.forms import Form, in_chunks, stays_packed
+from dovetail.sdk.quantization.forms import Form, Int4, in_chunks
 from dovetail.sdk.quantization.words import exchange, swap
 from dovetail_backends.gguf.blocks import BY_NAME
 from dovetail_backends.gguf.blocks import PLAIN as PLAIN_TYPES
@@ -26,6 +26,7 @@ from dovetail_backends.quantization.keys import known
 from dovetail_backends.quantization.modules import NAMES, PackedQuantization, Reads, by_expert
 
 Q4_0 = BY_NAME["Q4_0"]
+FORM = Int4(Q4_0.numbers, torch.float16)
 
 
 class GgufBlocks(PackedQuantization):
@@ -67,7 +68,12 @@ class GgufBlocks(PackedQuantization):
             if tensor.dtype not in READERS:
                 continue
             alone = kinds[tensor.path] - {"F32"} == {Q4_0.name}  # biases are F32
-            if tensor.path and alone and name.endswith(".weight") and stays_packed("int4", target.device, Q4_0.numbers):
+            if (
+                tensor.path
+                and alone
+                and name.endswith(".weight")
+                and target.keeps(FORM, (tensor.shape[0], tensor.inputs))
+            ):
                 yield _packed(tensor)
             else:
                 yield _written_out(tensor, target)

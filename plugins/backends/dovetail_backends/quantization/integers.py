@@ -13,7 +13,8 @@ from torch import Tensor
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
-from dovetail.sdk.quantization.forms import affine, by_rows, in_chunks, looked_up, pairs_of, stays_packed
+from dovetail.sdk.layers.packed import FLOATS
+from dovetail.sdk.quantization.forms import Form, Int4, Scaled, affine, by_rows, in_chunks, looked_up, pairs_of
 from dovetail.sdk.quantization.words import nibbles_of, reordered, words_of
 from dovetail_backends.quantization.modules import Module, written_out
 
@@ -123,7 +124,10 @@ def integers(
     kind, num_in = f"int{layout.bits}", layout.shape[1]
     fits = layout.is_ordered and num_in % layout.group == 0 and (layout.bits == 4 or layout.is_symmetric)
     inputs = None if layout.group >= num_in else layout.group
-    if not module.path or not fits or num_in % 8 or not stays_packed(kind, target.device, inputs):
+    form: Form = Scaled(group=inputs)
+    if layout.bits == 4:
+        form = Int4(inputs, FLOATS[layout.scale.dtype], not layout.is_symmetric)
+    if not module.path or not fits or num_in % 8 or not target.keeps(form, layout.shape):
         what = kind if layout.is_ordered else f"{kind} in an order of its own (desc_act)"
         return written_out(module, layout.shape, target, lambda tensors, dtype: read(tensors).written_out(dtype), what)
     suffix_of = {tensor.name: suffix for suffix, tensor in module.tensors.items()}

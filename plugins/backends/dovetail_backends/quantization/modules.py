@@ -17,8 +17,8 @@ from torch import Tensor
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import LayerFactory
 from dovetail.contracts.quantization import Conversion, FileTensor, Quantization, Target
-from dovetail.sdk.layers.packed import PackedFactory
-from dovetail.sdk.quantization.forms import Form, Scaled, exponents, stays_packed
+from dovetail.sdk.layers.packed import EIGHT, PackedFactory
+from dovetail.sdk.quantization.forms import Form, Scaled, exponents
 
 NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 PLAIN = ("BF16", "F16", "F32")
@@ -273,7 +273,7 @@ def eight_bits(
     """
     number = next(suffix for suffix in module.tensors if suffix in (".weight", ""))
     dtype = module.tensors[number].dtype
-    kind = {"I8": "int8", "F8_E4M3": "float8_e4m3fn"}.get(dtype, "")
+    kind = str(EIGHT[dtype]).removeprefix("torch.") if dtype in EIGHT else ""
 
     def scales(tensors: Mapping[str, Tensor]) -> Tensor:
         """One for each row, and for each block of columns."""
@@ -283,8 +283,8 @@ def eight_bits(
         return found.repeat_interleave(group[0], dim=-2)[..., : shape[-2], :] if group[0] > 1 else found
 
     inputs = None if group[1] >= shape[-1] else group[1]
-    is_kept = kind and stays_packed(kind, target.device, inputs) and shape[-1] % group[1] == 0
-    if not module.path or not is_kept:
+    is_even = bool(module.path and kind) and shape[-1] % group[1] == 0
+    if not is_even or not target.keeps(Scaled(EIGHT[dtype], inputs), shape):
 
         def numbers(tensors: Mapping[str, Tensor], to: torch.dtype) -> Tensor:
             packed = {"weight": tensors[number], "weight_scale": scales(tensors)}

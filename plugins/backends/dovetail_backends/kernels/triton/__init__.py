@@ -68,6 +68,8 @@ DOTS = BY_FORM | {"experts"}
 """Those that multiply on tensor cores whatever the number of rows."""
 HOPPER = (9, 0)
 """Compute capability from which kernels of packed weights run: they are written in its instructions."""
+FP8_GROUP, INT4_GROUP = 128, 32
+"""Scales are for as many inputs, a multiple of them, or whole rows."""
 SUMS = frozenset(name for name in MADE if OPS[name].over_ranks)
 """Operations over ranks, which need memory that all of them see."""
 MAX_SUM_ROWS, MAX_SUM_WIDTH = 256, 16384
@@ -116,6 +118,22 @@ class TritonKernels(KernelSet):
         is_by_row = ask.invariant or ask.op not in DRAWS | MULTIPLIES
         return Claim(ask.rows, overwrites, capturable=True, row_independent=is_by_row)
 
+    def keeps_packed(self, ask: Ask) -> bool:
+        """See `KernelSet.keeps_packed`: integers also on devices that have no kernels for them, to save memory."""
+        import torch
+
+        from dovetail.sdk.quantization.forms import Int4, Mxfp4, Scaled
+
+        form, capability = ask.option("form"), ask.device.capability
+        if ask.device.kind != "cuda" or not isinstance(form, Scaled | Int4 | Mxfp4):
+            return False
+        if isinstance(form, Int4):
+            return (form.group or 0) % INT4_GROUP == 0
+        if isinstance(form, Scaled) and form.dtype == torch.int8:
+            return True
+        is_new = capability is None or capability >= HOPPER  # None: planned for one that is not here
+        return is_new and (isinstance(form, Mxfp4) or (form.group or 0) % FP8_GROUP == 0)
+
     def make(self, ask: Ask) -> Kernel:
         """See `KernelSet.make`."""
         target = FIXED.get(ask.op, MADE[ask.op]) if ask.invariant else MADE[ask.op]
@@ -159,7 +177,7 @@ def _claimed_sum(ask: Ask) -> Claim | str:
 
 def _why_not_packed(ask: Ask) -> str:
     """Return why there is no kernel for matrices in the forms asked for, or nothing."""
-    from dovetail.sdk.quantization.forms import Int4, Mxfp4, Scaled, stays_packed  # imports torch, as forms did
+    from dovetail.sdk.quantization.forms import Int4, Mxfp4, Scaled  # imports torch, as forms did
 
     if not ask.device.is_interpreted and (ask.device.capability or (0, 0)) < HOPPER:
         return f"it multiplies by packed weights from compute capability {HOPPER[0]}.{HOPPER[1]} on"
@@ -167,6 +185,6 @@ def _why_not_packed(ask: Ask) -> str:
     for form in options["forms"] if "forms" in options else (options["form"],):
         if not isinstance(form, Scaled | Int4 | Mxfp4):
             return f"no kernel for {'plain weights beside packed ones' if form is None else form}"
-        if isinstance(form, Int4) and not stays_packed("int4", "cuda", form.group):
+        if isinstance(form, Int4) and (form.group or 0) % INT4_GROUP:
             return f"no kernel for int4 in groups of {form.group}"
     return ""
