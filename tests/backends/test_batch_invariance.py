@@ -13,7 +13,7 @@ from torch import Tensor
 from dovetail.cache.pool import KVCache
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch, Phase
 from dovetail.contracts.config import ModelConfig, RopeConfig, dense_layers
-from dovetail.sdk.layers.linear import packed_linear, prepack
+from dovetail_backends.kernels.cpu_linear import Repacked
 from dovetail_backends.torch_native import TorchNativeBackend
 
 CPU = torch.device("cpu")
@@ -95,7 +95,8 @@ class World:
 def test_a_row_of_a_product_is_the_same_beside_any_others(num_in: int) -> None:
     """One row alone, two, and many give the same bits."""
     rng = torch.Generator().manual_seed(1)
-    packed = prepack((torch.randn(700, num_in, generator=rng) / num_in**0.5).bfloat16())
+    packed_linear = Repacked(batch_invariant=False)
+    packed = packed_linear.pack({"weight": (torch.randn(700, num_in, generator=rng) / num_in**0.5).bfloat16()})
     x = torch.randn(120, num_in, generator=rng).bfloat16()
     want = packed_linear(x, packed, None)
     for num in (1, 2, 3, 17, 64):

@@ -26,10 +26,10 @@ from dovetail.runtime.kernels.binding import KernelBinder, LoadedSet
 from dovetail.sdk.config import dense_config
 from dovetail.sdk.layers.base import Slot
 from dovetail.sdk.layers.decoder import DecoderLayer
-from dovetail.sdk.layers.linear import can_prepack
 from dovetail.sdk.layers.norm import RMSNorm
 from dovetail.sdk.layers.plain import PLAIN
 from dovetail.sdk.layers.transformer import GatedMLP
+from dovetail_backends.kernels.cpu import CpuKernels
 from dovetail_models.llama import Llama
 from dovetail_models.qwen2 import Qwen2
 from dovetail_models.qwen3 import Qwen3
@@ -37,11 +37,14 @@ from dovetail_testing.conformance.model_runtime import ReferenceAttention, TinyE
 from dovetail_testing.models import make_model
 
 CPU = torch.device("cpu")
+REPACKS = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 GATE = (Part("gate", 12), Part("up", 12))
 
 
 def context(dtype: torch.dtype = torch.float32, parallel: Parallel | None = None) -> BuildContext:
-    return BuildContext(device=CPU, dtype=dtype, factory=PLAIN, parallel=parallel or Parallel())
+    sets = [LoadedSet("cpu", "cpu", CpuKernels(), False)]
+    kernels = KernelBinder(sets, DeviceView("cpu"))
+    return BuildContext(device=CPU, dtype=dtype, factory=PLAIN, parallel=parallel or Parallel(), kernels=kernels)
 
 
 def filled(module: Any, seed: int = 0) -> Any:
@@ -110,7 +113,7 @@ def test_every_expression_is_what_it_says(act: Any, dtype: torch.dtype) -> None:
             for name, param in linear.named_parameters():
                 param.copy_(weights[name])
             linear.finalize()
-            assert (linear.weight is None) == can_prepack(weights["weight"])
+            assert (linear.weight is None) == (dtype == torch.bfloat16 and REPACKS)
             norm = filled(RMSNorm(16, 1e-5, ctx), 2)
             x = torch.randn(5, 16, dtype=dtype)
             add = torch.randn(5, 12 if act else 24, dtype=dtype) if added else None
@@ -139,13 +142,14 @@ def test_a_set_that_claims_the_product_wins_over_repacking(op: str, wins: bool) 
 
             return product
 
-    kernels = KernelBinder([LoadedSet("own", "own", Own(), True)], DeviceView("cpu"))
+    sets = [LoadedSet("own", "own", Own(), True), LoadedSet("cpu", "cpu", CpuKernels(), False)]
+    kernels = KernelBinder(sets, DeviceView("cpu"))
     ctx = replace(context(torch.bfloat16), kernels=kernels)
     with torch.no_grad():
         linear: Any = filled(ctx.linear("m", 16, GATE))
         linear(torch.randn(5, 16, dtype=torch.bfloat16))
     assert called == ([5] if wins else [])
-    assert (linear.weight is None) == (not wins and can_prepack(torch.zeros(2, 2, dtype=torch.bfloat16)))
+    assert (linear.weight is None) == (not wins and REPACKS)
 
 
 def expression(

@@ -176,7 +176,7 @@ def test_the_text_part_of_models_that_see(kind: str, tmp_path: Path) -> None:
     model = make_seeing(tmp_path, kind)
     check_logits(tmp_path, model, chunk=7, num_new=8, model_impl="dovetail")
     runner: Any = make_core(tmp_path, page_size=4, max_total_tokens=64).executor.runner  # type: ignore[attr-defined]
-    planned = weight_size(ModelFolder(tmp_path).headers, runner.config, "float32", "cpu").num_bytes
+    planned = weight_size(ModelFolder(tmp_path).headers, runner.config, "float32").num_bytes
     assert planned == pytest.approx(runner.weight_bytes, rel=0.02)  # norms of heads are repeated
 
 

@@ -14,17 +14,20 @@ from quantised_models import loaded, pack_model
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dovetail.contracts.device import DeviceView
 from dovetail.contracts.layers import BuildContext, Part
 from dovetail.contracts.quantization import Conversion, FileTensor
 from dovetail.runtime.checkpoint import weights
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
 from dovetail.runtime.checkpoint.weights import large_first
+from dovetail.runtime.kernels.binding import KernelBinder, LoadedSet
 from dovetail.sdk.layers.base import Slot
 from dovetail.sdk.layers.embedding import LMHead
-from dovetail.sdk.layers.linear import PlainLinear, can_prepack
+from dovetail.sdk.layers.linear import PlainLinear
 from dovetail.sdk.layers.packed import PackedLinear
 from dovetail.sdk.layers.plain import PLAIN
 from dovetail.sdk.quantization.scratch import SCRATCH, Scratch
+from dovetail_backends.kernels.cpu import CpuKernels
 
 CPU = torch.device("cpu")
 
@@ -119,11 +122,12 @@ def test_a_model_is_the_same_in_memory_used_again(
 
 def test_a_layer_says_what_it_keeps_as_it_is() -> None:
     """Of what becomes another layout nothing is copied before: a matrix of parts, and the output head."""
-    ctx = BuildContext(device=CPU, dtype=torch.bfloat16, factory=PLAIN)
-    matrix = PlainLinear(ctx, "m", 32, (Part("a", 16), Part("b", 16)))
-    head = LMHead(16, 32, ctx)
-    if not can_prepack(torch.empty(1, dtype=torch.bfloat16)):
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("oneDNN has no layout for bfloat16 here")
+    kernels = KernelBinder([LoadedSet("cpu", "cpu", CpuKernels(), False)], DeviceView("cpu"))
+    ctx = BuildContext(device=CPU, dtype=torch.bfloat16, factory=PLAIN, kernels=kernels)
+    matrix: Any = ctx.linear("m", 32, (Part("a", 16), Part("b", 16)))
+    head = LMHead(16, 32, ctx)
     for layer in (matrix, head):
         assert not layer.holds
         layer.place(next(iter(layer.slots())), torch.zeros(16, 32, dtype=torch.bfloat16))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.runtime.kernels.repeats import Repeats, alike
-from dovetail.sdk.layers.linear import PlainLinear
+from dovetail.sdk.layers.packed import PackedLinear
 from dovetail_testing.engine import make_core
 from dovetail_testing.models import make_model
 
@@ -174,7 +174,7 @@ def test_what_a_library_has_packed_differs(tmp_path: Path) -> None:
     model: Any = core.executor.runner.model
     with Repeats(model).left_out():
         replaced = [vars(layer).get("forward") for layer in model.layers]
-    is_packed = any(linear._packed is not None for linear in model.modules() if isinstance(linear, PlainLinear))
+    is_packed = any(linear._packed is not None for linear in model.modules() if isinstance(linear, PackedLinear))
     core.close()
     if not is_packed:
         pytest.skip("this processor's library packs nothing")

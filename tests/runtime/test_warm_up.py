@@ -404,8 +404,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     monkeypatch.setattr("dovetail.plugins.plan._why_not", lambda record, device: None)
     monkeypatch.setattr(interpreter.InterpretedFunction, "run", run)
     monkeypatch.setattr(sys.modules[extend.__module__], "shared_bytes", lambda device: 227 << 10)
-    monkeypatch.setattr("dovetail.sdk.layers.linear.can_prepack", lambda weight: False)
-    monkeypatch.setattr("dovetail.sdk.layers.embedding.can_prepack", lambda weight: False)
+    for module in ("plain.linear", "embedding"):
+        monkeypatch.setattr(f"dovetail.sdk.layers.{module}.is_repacked", lambda *place: False)
     plain = load_phase.bind_step
     monkeypatch.setattr(
         load_phase, "bind_step", lambda *a, **k: plain(*a, **k)._replace(draw=drawn, check_finite=step.check_finite)

@@ -49,8 +49,9 @@ Kernel = Callable[..., Any]
 class PackedKernel(Protocol):
     """Kernel of an operation that `packs`: it decides how the matrices that it reads are laid out.
 
-    A form says which tensors a checkpoint has for a matrix; see `dovetail.sdk.quantization.forms`. An operation has one
-    matrix, or two, of experts: `half` is `gate_up` or `down` then.
+    A form says which tensors a checkpoint has for a matrix; see `dovetail.sdk.quantization.forms`. None: it is plain, a
+    tensor `weight` in the model's dtype. An operation has one matrix, or two, of experts: `half` is `gate_up` or `down`
+    then.
     """
 
     def keeps(self, half: str = "") -> bool:
@@ -202,6 +203,10 @@ class Kernels(Protocol):
         """
         ...
 
+    def serves(self, ask: Ask) -> bool:
+        """Whether a kernel set serves an operation at a place, for any number of rows. Nothing is bound."""
+        ...
+
     def ask(self, op: str, dtype: str, dims: Mapping[str, int], options: Mapping[str, Any], *, invariant: bool) -> Ask:
         """Return the question for an operation on this device.
 
@@ -225,6 +230,10 @@ class PlainKernels:
     def bind(self, ask: Ask) -> Kernel:
         """See `Kernels.bind`."""
         return meaning(ask)
+
+    def serves(self, ask: Ask) -> bool:
+        """See `Kernels.serves`: plain torch does."""
+        return False
 
     def ask(self, op: str, dtype: str, dims: Mapping[str, int], options: Mapping[str, Any], *, invariant: bool) -> Ask:
         """See `Kernels.ask`."""
@@ -259,6 +268,16 @@ def make_ask(
     in_order = tuple((name, dims[name]) for name in row.dims), tuple((name, options[name]) for name in row.options)
     over = peers if row.over_ranks else 0
     return Ask(op, device, dtype, *in_order, invariant=invariant, captured=captured, peers=over)
+
+
+def repacks(linear: Ask, serves: Callable[[Ask], bool]) -> bool:
+    """Whether a plain matrix is repacked where it is loaded: a set serves it so, and none reads it as it stands.
+
+    Args:
+        linear: The question for `linear` at its place.
+        serves: Whether a set serves an operation, as `Kernels.serves`.
+    """
+    return serves(linear._replace(op="packed_linear", options=(("form", None),))) and not serves(linear)
 
 
 def meaning(ask: Ask) -> Kernel:

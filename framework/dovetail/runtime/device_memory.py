@@ -45,6 +45,8 @@ class DeviceMemory:
         rank: Rank = ALONE,
         checkpoint: Checkpoint | None = None,
         built: int | None = None,
+        *,
+        repacks_head: bool = False,
     ) -> None:
         """Check what can be checked without the weights. Ranks of one host share its memory.
 
@@ -62,7 +64,7 @@ class DeviceMemory:
             None if checkpoint is None else checkpoint.headers,
             config,
             name,
-            device_of(device).kind,
+            repacks_head=repacks_head,
             built=built,
             num_ranks=self._num_ranks,
         )

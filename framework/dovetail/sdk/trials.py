@@ -43,7 +43,8 @@ def _made(name: str, facts: str, ask: Ask, known: Mapping[str, int], device: tor
     shape, other, kind = found.groups()
     if kind == "packed":
         num = known["N"] if ask.op != "packed_norm_gate" else 2 * known["F"]
-        return ask.option("form").quantise(torch.randn(num, known["K"], device=device))
+        weight, form = torch.randn(num, known["K"], device=device), ask.option("form")
+        return {"weight": weight.to(getattr(torch, ask.dtype))} if form is None else form.quantise(weight)
     if name == "positions":
         return torch.arange(known["T"], device=device)
     if other is not None and known[other] == 1:  # a number, or a tensor of them

@@ -73,7 +73,7 @@ def _of_experts() -> Iterator[Case]:
 
 def _of_forms(op: str, dtype: str) -> Iterator[Case]:
     is_linear = op in ("packed_linear", "packed_norm_linear", "packed_norm_gate")
-    for at, form in enumerate((*FORMS, ROUNDING) if is_linear else FORMS):
+    for at, form in enumerate((*FORMS, ROUNDING, None) if is_linear else FORMS):
         act, weigh = GATES[at % len(GATES)]
         options: dict[str, Any] = {"forms": (form, form), "act": act, "weigh": weigh, "first": OTHERS * (at % 2)}
         if op in ("packed_linear", "packed_norm_linear"):
@@ -128,7 +128,7 @@ class PackedOperands:
             residual = self._maybe(self.by_row, dims["H"])
             return [self.by_row(dims["H"]), ids.to(self.device), shares, *self._matrices(), residual]
         out = dims["N"] if "N" in dims else 2 * dims["F"]
-        weight = matrix(self.options["form"], (out, dims["K"]), self.device)
+        weight = matrix(self.options["form"], (out, dims["K"]), self.device, self.ask.dtype)
         x, bias = self.by_row(dims["K"]), self.draw(out) if self.rows % 2 else None
         if op == "packed_linear":
             return [x, weight, bias]
@@ -174,9 +174,13 @@ class PackedOperands:
 
 
 @lru_cache(maxsize=64)
-def matrix(form: Form, shape: tuple[int, ...], device: torch.device) -> Mapping[str, Tensor]:
-    """Return the tensors of a form for a matrix, the same ones for each call."""
+def matrix(
+    form: Form | None, shape: tuple[int, ...], device: torch.device, dtype: str = "float32"
+) -> Mapping[str, Tensor]:
+    """Return the tensors of a form for a matrix, or a plain one in `dtype`, the same ones for each call."""
     weight = torch.randn(*shape, generator=torch.Generator().manual_seed(5)) / 8
+    if form is None:
+        return {"weight": weight.to(device, getattr(torch, dtype))}
     return {name: tensor.to(device) for name, tensor in form.quantise(weight).items()}
 
 

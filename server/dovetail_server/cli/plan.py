@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from dovetail.contracts.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
+    from dovetail.contracts.config import ModelConfig
+    from dovetail.plugins.plan import PluginPlan
     from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan
     from dovetail.settings import EngineSettings
     from dovetail_server.settings import ServeSettings
@@ -115,12 +117,27 @@ def plan(wish: PlanArgs) -> MemoryPlan:
     if is_read:
         tokenizer_of(model, config)
     size = weight_size(
-        model.headers if read.checkpoint is None else read.checkpoint.headers, config, dtype, device.kind,
-        built=read.built, num_ranks=ranks,
+        model.headers if read.checkpoint is None else read.checkpoint.headers, config, dtype,
+        repacks_head=repacks_head(found.plan, config, dtype, device.kind, ranks), built=read.built, num_ranks=ranks,
     )  # fmt: skip
     has_graphs = device.kind == "cuda" and not settings.disable_cuda_graph
     made = plan_memory(settings, local, dtype, device.of_rank(ranks), size.num_bytes, has_graphs=has_graphs)
     return made if read.checkpoint is None else dataclasses.replace(made, weight_notes=read.checkpoint.notes)
+
+
+def repacks_head(plan: PluginPlan, config: ModelConfig, dtype: str, kind: str, ranks: int) -> bool:
+    """Whether a kernel set would repack the output head; sets answer without a device."""
+    from dovetail.contracts.device import DeviceView, is_interpreted
+    from dovetail.contracts.kernels import Ask, Claim, make_ask, repacks
+    from dovetail.plugins.loader import import_planned
+
+    sets = [import_planned(planned)() for planned in plan.of_kind("kernels")]
+
+    def serves(ask: Ask) -> bool:
+        return any(kind in one.devices and isinstance(one.serves(ask), Claim) for one in sets)
+
+    dims, view = {"N": -(-config.vocab_size // ranks), "K": config.hidden_size}, DeviceView(kind)
+    return repacks(make_ask("linear", view._replace(is_interpreted=is_interpreted()), dtype, dims, {}), serves)
 
 
 def device_of(settings: EngineSettings, memory: str | None) -> DeviceBytes:

@@ -44,8 +44,8 @@ def weight_size(
     headers: Iterable[TensorHeader] | None,
     config: ModelConfig,
     dtype: str,
-    device: str,
     *,
+    repacks_head: bool = False,
     built: int | None = None,
     num_ranks: int = 1,
 ) -> WeightSize:
@@ -55,14 +55,13 @@ def weight_size(
         headers: Of what is loaded; None: nothing is, the engine fills the weights itself.
         config: The model's facts.
         dtype: Name of the engine's dtype.
-        device: Kind of the device.
+        repacks_head: A kernel set repacks the output head: of a tied one the embedding stays beside that copy.
         built: Bytes of the model's parameters, which only building it tells of packed dummies and of a rank's share.
         num_ranks: Ranks that divide the model; what is returned is one rank's.
     """
     item = ITEM_BYTES[dtype]
-    # Where CPU layers are repacked, a tied output head becomes a copy: the embedding stays for its rows.
-    packed_head = config.tie_word_embeddings and config.generates and device == "cpu" and dtype == "bfloat16"
-    extra = -(-config.vocab_size // num_ranks) * config.hidden_size * item if packed_head else 0
+    is_copied = repacks_head and config.tie_word_embeddings and config.generates
+    extra = -(-config.vocab_size // num_ranks) * config.hidden_size * item if is_copied else 0
     if built is not None:
         return WeightSize(built + extra, extra)
     if headers is None:

@@ -100,6 +100,10 @@ class KernelBinder:
             self._bound[ask] = found = self._choose(ask)
         return found
 
+    def serves(self, ask: Ask) -> bool:
+        """See `dovetail.contracts.kernels.Kernels.serves`."""
+        return any(isinstance(self._claim(one, ask), Claim) for one in self._sets)
+
     def freeze(self) -> None:
         """End the choice: the model is built.
 

@@ -13,7 +13,7 @@ from dovetail.contracts.cache import Recurrent
 from dovetail.contracts.checkpoint import CheckpointFormat
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ConfigError, ModelError
-from dovetail.contracts.kernels import Kernels
+from dovetail.contracts.kernels import Kernels, repacks
 from dovetail.contracts.layers import LayerFactory
 from dovetail.contracts.model import ModelPlugin
 from dovetail.contracts.quantization import Target
@@ -98,7 +98,8 @@ def check(settings: EngineSettings, plugins: LoadedPlugins, rank: Rank) -> Check
     logger.info("%s is served by %s.", config.architecture, describe(plugins.plan.of_kind("model")[0]))
     quantization, method = found or ("", None)
     config = with_cache_dtype(replace(config, context_len=context_len(settings, config)), settings)
-    dtype: torch.dtype = getattr(torch, config.dtype if settings.dtype == "auto" else settings.dtype)
+    dtype_name = config.dtype if settings.dtype == "auto" else settings.dtype
+    dtype: torch.dtype = getattr(torch, dtype_name)
     local = config.of_rank(rank.parallel.size)
     check_model(plugin, config, device, settings, quantization)
     captured = device_of(device).captures and not settings.disable_cuda_graph
@@ -110,14 +111,16 @@ def check(settings: EngineSettings, plugins: LoadedPlugins, rank: Rank) -> Check
     _check_speculator(plugins, config)
     checkpoint = None
     if filler is None:
-        name = str(dtype).removeprefix("torch.")
-        target = Target(name, device_of(device).kind, partial(kernels.keeps, name))
+        target = Target(dtype_name, device_of(device).kind, partial(kernels.keeps, dtype_name))
         checkpoint = converted(method, folder, plugin, config, target)
     headers = None if checkpoint is None else checkpoint.headers
     factory = factory_of(method, hf, plugin.weight_map(config), headers)
     is_built = rank.parallel.size > 1 or (checkpoint is None and method is not None)
     built = built_bytes(plugin, config, dtype, factory, rank.parallel) if is_built else None
-    memory = DeviceMemory(settings, config, device, dtype, rank, checkpoint, built)
+    dims = {"N": -(-config.vocab_size // rank.parallel.size), "K": config.hidden_size}
+    head = kernels.ask("linear", dtype_name, dims, {}, invariant=settings.batch_invariant)
+    copied = repacks(head, kernels.serves)
+    memory = DeviceMemory(settings, config, device, dtype, rank, checkpoint, built, repacks_head=copied)
     return Checked(
         settings=settings, plugins=plugins, rank=rank, device=device, dtype=dtype, plugin=plugin, config=config,
         local=local, quantization=quantization, factory=factory, chosen=chosen, checkpoint=checkpoint, filler=filler,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +11,8 @@ from torch import Tensor
 from dovetail.contracts.device import is_on_host
 from dovetail.contracts.layers import BuildContext, Parallel, RankSums
 from dovetail.sdk.layers.base import Layer, Slot
-from dovetail.sdk.layers.linear import can_prepack, packed_linear, prepack
+from dovetail.sdk.layers.linear import is_repacked
 from dovetail.sdk.layers.ops import invariant
-from dovetail.sdk.layers.ops.reference import LinearKernel
 
 
 class Embedding(Layer):
@@ -123,9 +122,11 @@ class LMHead(Layer):
         self.rows = VocabRows(vocab_size, ctx.parallel) if tied is None else tied.rows
         if tied is None:
             self.weight = self.empty(self.rows.num, hidden_size, device=ctx.device, dtype=ctx.dtype)
-        if not can_prepack(self.weight if tied is None else tied.weight):
-            self._linear: LinearKernel = ctx.operation("linear", N=self.rows.num, K=hidden_size)
-        self._packed: Tensor | None = None
+        place: dict[str, Any] = {"N": self.rows.num, "K": hidden_size}
+        self._repacks = is_repacked(ctx, *place.values())
+        op: dict[str, Any] = {"op": "packed_linear", "form": None} if self._repacks else {"op": "linear"}
+        self._kernel: Any = ctx.operation(**op, **place)
+        self._packed: Any = None
         self._whole: Tensor | None = None
 
     def slots(self) -> dict[Slot, tuple[int, ...]]:
@@ -136,16 +137,17 @@ class LMHead(Layer):
         return self._whole is not None
 
     def place(self, slot: Slot, tensor: Tensor) -> Tensor | None:
-        if can_prepack(self.weight) and tensor.shape == self.weight.shape:
+        if self._repacks and not self._kernel.keeps() and tensor.shape == self.weight.shape:
             self._whole = tensor.to(self.weight.dtype)  # only repacked: its place is never touched
             return self._whole
         return self.rows.place(self.weight, tensor)
 
     def finalize(self) -> None:
         weight = self._tied[0].weight if self._tied else self.weight
-        if can_prepack(weight):
-            self._packed, self._whole = prepack(weight if self._whole is None else self._whole), None
-            if not self._tied:
+        if self._repacks:
+            whole = weight if self._whole is None else self._whole
+            self._packed, self._whole = self._kernel.pack({"weight": whole.detach()}), None
+            if not self._tied and not self._kernel.keeps():
                 del self.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -158,8 +160,6 @@ class LMHead(Layer):
         return self.rows.join(logits)
 
     def _product(self, hidden: Tensor) -> Tensor:
-        if (packed := self._packed) is not None:
-            if self._is_invariant:
-                return invariant.in_blocks(hidden, lambda rows: packed_linear(rows, packed, None))
-            return packed_linear(hidden, packed, None)
-        return self._linear(hidden, self._tied[0].weight if self._tied else self.weight, None)
+        weight = self._packed if self._repacks else self._tied[0].weight if self._tied else self.weight
+        logits: Tensor = self._kernel(hidden, weight, None)
+        return logits

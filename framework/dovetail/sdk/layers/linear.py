@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
-from dovetail.contracts.device import is_on_host
-from dovetail.contracts.kernels import meaning
+from dovetail.contracts.kernels import repacks
 from dovetail.contracts.layers import Act, BuildContext, Norm, Part, RMSScale, Stream
 from dovetail.sdk.layers.matrix import Matrix
-from dovetail.sdk.layers.ops import invariant
 from dovetail.sdk.layers.ops.reference import LinearKernel, Unary
 from dovetail.sdk.layers.shards import gated
-
-LONG_ROW = 1024
-"""A row of more inputs is summed in parts."""
 
 
 class PlainLinear(Matrix):
@@ -33,7 +27,7 @@ class PlainLinear(Matrix):
         act: Applied to the product; needs two parts of one width.
     """
 
-    weight: nn.Parameter | None
+    weight: nn.Parameter
     bias: nn.Parameter | None
     _linear: LinearKernel
     _linear_add: Callable[..., Tensor]
@@ -55,20 +49,9 @@ class PlainLinear(Matrix):
         self._gate: Unary | None = None if act is None else ctx.operation("act_and_mul", F=self.local_out // 2, act=act)
         self.bias = None
         self.store("weight", ctx.dtype)
-        self._prepacks = can_prepack(self.get_parameter("weight")) and self._is_plain(ctx)
-        if self._prepacks:
-            self.gather("weight")
-        else:
-            self._bind(ctx)
+        self._bind(ctx)
         if bias:
             self.store("bias", ctx.dtype, granule=None)
-        self._packed: Tensor | None = None
-
-    def _is_plain(self, ctx: BuildContext) -> bool:
-        """Return whether no kernel set serves the product at any number of rows."""
-        dims, dtype = {"N": self.local_out, "K": self.local_in}, str(ctx.dtype).removeprefix("torch.")
-        ask = ctx.kernels.ask("linear", dtype, dims, {}, invariant=ctx.batch_invariant)
-        return ctx.kernels.bind(ask) is meaning(ask)
 
     def _bind(self, ctx: BuildContext) -> None:
         """Bind the products over a weight that stays as it is."""
@@ -80,12 +63,9 @@ class PlainLinear(Matrix):
             self._normed = ctx.operation("norm_linear", **dims)
 
     def finalize(self) -> None:
-        """On CPU in bfloat16, repack into oneDNN's layout, twice as fast at few rows, where no set claims it."""
+        """Where ranks add up shares, the first one adds the bias."""
         if self.is_share and self.parallel.rank > 0:
             self.bias = None
-        if self.weight is not None and self._prepacks:
-            self._packed = prepack(self.gathered("weight"))
-            self.weight = None
 
     def forward(
         self, x: Tensor | Stream, *, norm: Norm | None = None, add: Stream | None = None, scale: float = 1.0
@@ -93,39 +73,28 @@ class PlainLinear(Matrix):
         x = x.total() if isinstance(x, Stream) else x
         if self._is_invariant:
             return self._invariant(x if norm is None else norm(x), add, scale)
-        rms: RMSScale | None = None if norm is None or self.weight is None else getattr(norm, "rms", None)
+        rms: RMSScale | None = None if norm is None else getattr(norm, "rms", None)
         if norm is not None and rms is None:
             x = norm(x)
-        if add is not None and self.weight is not None and self._adds_plainly(rms, scale):
+        if add is not None and self._adds_plainly(rms, scale):
             add.value = self._linear_add(x, self.weight, self.bias, add.value)
             return add
         return self.finish(self._product(x, norm if rms is not None else None, rms), add, scale)
 
     def _invariant(self, x: Tensor, add: Stream | None, scale: float) -> Tensor | Stream:
         """As `forward`, each row by itself: nothing is chosen by how many there are."""
-        if self.weight is None:
-            packed = self._repacked()
-            y = invariant.in_blocks(x, lambda rows: packed_linear(rows, packed, self.bias))
-        elif add is not None and self._adds_plainly(None, scale):
+        if add is not None and self._adds_plainly(None, scale):
             add.value = self._linear_add(x, self.weight, self.bias, add.value)
             return add
-        else:
-            y = self._linear(x, self.weight, self.bias)
+        y = self._linear(x, self.weight, self.bias)
         return self.finish(y if self._gate is None else self._gate(y), add, scale)
-
-    def _repacked(self) -> Tensor:
-        if self._packed is None:
-            raise RuntimeError("the weight was repacked and lost")
-        return self._packed
 
     def _adds_plainly(self, rms: RMSScale | None, scale: float) -> bool:
         return rms is None and scale == 1.0 and self._gate is None and not self.is_share
 
     def _product(self, x: Tensor, norm: Norm | None, rms: RMSScale | None) -> Tensor:
         """`act(norm(x) Wᵀ + b)` for a norm that may be part of a kernel, or none."""
-        if self.weight is None:
-            y = packed_linear(x, self._repacked(), self.bias)
-        elif norm is None or rms is None:
+        if norm is None or rms is None:
             y = self._linear(x, self.weight, self.bias)
         else:
             y = self._normed(x, *rms, self.weight, self.bias)
@@ -134,29 +103,7 @@ class PlainLinear(Matrix):
         return y if self._gate is None else self._gate(y)
 
 
-def can_prepack(weight: Tensor) -> bool:
-    """Whether oneDNN's blocked layout exists for this weight here."""
-    return (
-        is_on_host(weight.device)
-        and weight.dtype == torch.bfloat16
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
-
-
-def prepack(weight: Tensor) -> Tensor:
-    """Return `weight` `[out, in]` in oneDNN's layout; the op is the one that torch.compile emits on CPU."""
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
-    return packed
-
-
-def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """Linear layer over a weight made by `prepack`: `[T, in]` to `[T, out]`. A row's result does not depend on T.
-
-    oneDNN sums a long lone row in another order. It is computed twice, which costs little: reading the weight is what
-    takes time.
-    """
-    is_alone = x.shape[0] == 1 and x.shape[-1] > LONG_ROW
-    rows = torch.cat((x, x)) if is_alone else x  # a third of what repeat takes
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
-    return out[:1] if is_alone else out
+def is_repacked(ctx: BuildContext, num_out: int, num_in: int) -> bool:
+    """Whether a kernel set repacks a plain matrix at a place: see `dovetail.contracts.kernels.repacks`."""
+    dims, dtype = {"N": num_out, "K": num_in}, str(ctx.dtype).removeprefix("torch.")
+    return repacks(ctx.kernels.ask("linear", dtype, dims, {}, invariant=ctx.batch_invariant), ctx.kernels.serves)

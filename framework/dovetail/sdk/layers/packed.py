@@ -36,7 +36,7 @@ EIGHT = {"I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn}
 
 
 class PackedLinear(Matrix):
-    """`act(norm(x) Wᵀ + b) * scale` over a packed matrix; see `dovetail.contracts.layers.Linear`."""
+    """`act(norm(x) Wᵀ + b) * scale` over a packed matrix, or a repacked plain one (`form` None); see `Linear`."""
 
     suffixes = SPELLINGS
     bias: nn.Parameter | None
@@ -47,7 +47,7 @@ class PackedLinear(Matrix):
         path: str,
         in_features: int,
         parts: Sequence[Part],
-        form: Form,
+        form: Form | None,
         *,
         bias: bool,
         shard: Literal["out", "in"] | None,
@@ -61,7 +61,7 @@ class PackedLinear(Matrix):
         else:
             kernel = ctx.operation("packed_norm_gate", F=out // 2, K=num_in, form=form, act=act)
         self._kernel: PackedKernel = kernel
-        self._names = store(self, form)
+        self._names = store(self, form, ctx.dtype)
         if not self._kernel.keeps() and is_on_host(ctx.device):
             self.gather(*self._names)
         self.bias = None
@@ -98,9 +98,9 @@ def drop(matrix: Matrix, names: Sequence[str]) -> None:
         setattr(matrix, name, None)
 
 
-def store(matrix: Matrix, form: Form) -> tuple[str, ...]:
-    """Make a form's parameters in a matrix; returns their names."""
-    tensors = form.tensors(matrix.in_features)
+def store(matrix: Matrix, form: Form | None, dtype: torch.dtype) -> tuple[str, ...]:
+    """Make a form's parameters in a matrix, or the one in `dtype` of a plain matrix; returns their names."""
+    tensors = {"weight": (dtype, 1)} if form is None else form.tensors(matrix.in_features)
     for name, (dtype, granule) in tensors.items():
         matrix.store(name, dtype, granule=granule)
     return tuple(tensors)
@@ -123,7 +123,7 @@ class PackedExpertMatrix(ExpertMatrix):
         if form is None:
             super().make_weight(ctx)
         else:
-            self._names = store(self, form)
+            self._names = store(self, form, ctx.dtype)
         self._packed: Any = None
 
     def finalize(self) -> None:

@@ -8,6 +8,8 @@ from typing import Literal
 from dovetail.contracts.layers import Act, BuildContext, Experts, LayerFactory, Linear, Part
 from dovetail.sdk.layers import linear
 from dovetail.sdk.layers.experts import GatedExperts
+from dovetail.sdk.layers.packed import PackedLinear
+from dovetail.sdk.layers.shards import shard_of
 
 
 class PlainFactory:
@@ -25,6 +27,9 @@ class PlainFactory:
         act: Act | None,
     ) -> Linear:
         """See `BuildContext.linear`."""
+        share = shard_of(name, in_features, parts, shard, ctx.parallel)
+        if linear.is_repacked(ctx, share.num_rows, share.columns[1]):
+            return PackedLinear(ctx, name, in_features, parts, None, bias=bias, shard=shard, act=act)
         return linear.PlainLinear(ctx, name, in_features, parts, bias=bias, shard=shard, act=act)
 
     def experts(

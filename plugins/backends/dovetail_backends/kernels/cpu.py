@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class CpuKernels(KernelSet):
-    """Masks by a table of NumPy's, and torch's products over int8 and int4."""
+    """Masks by a table of NumPy's, oneDNN's products in bfloat16, and torch's over int8 and int4."""
 
     devices = frozenset({"cpu"})
 
@@ -20,6 +20,9 @@ class CpuKernels(KernelSet):
         """See `KernelSet.serves`."""
         if ask.device.kind != "cpu":
             return f"it runs on cpu, not on {ask.device.kind}"
+        if ask.op == "packed_linear" and ask.option("form") is None:
+            is_wide = ask.dtype != "bfloat16"
+            return f"torch computes {ask.dtype} as well" if is_wide else Claim(ask.rows, row_independent=ask.invariant)
         if ask.op == "packed_linear":
             return self._packed(ask, [(ask.option("form"), ask.dim("K"))])
         if ask.op == "packed_experts":
@@ -49,7 +52,11 @@ class CpuKernels(KernelSet):
             return mask_logits_by_table()
         import torch
 
-        from dovetail_backends.kernels import cpu_products
+        from dovetail_backends.kernels import cpu_linear, cpu_products
+
+        if dict(ask.options).get("form", "") is None:
+            made: Kernel = cpu_linear.make(ask)
+            return made
 
         dtype = getattr(torch, ask.dtype)
         if ask.op == "packed_linear":

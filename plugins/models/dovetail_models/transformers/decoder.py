@@ -21,7 +21,7 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
 from dovetail.sdk.layers.attention import attend
 from dovetail.sdk.layers.base import Layer
-from dovetail.sdk.layers.linear import can_prepack, packed_linear, prepack
+from dovetail.sdk.layers.linear import is_repacked
 from dovetail.sdk.layers.ops.reference import LinearKernel
 from dovetail_models.transformers.loading import load
 from dovetail_models.transformers.mixers import bound_steps, cache_parameter, fold_requests
@@ -58,19 +58,25 @@ class LayerBinding:
 
 
 class LayerRows(Layer):
-    """`nn.Linear` through Dovetail's kernels: repacked on CPU in bfloat16, tuned for few rows on CUDA."""
+    """`nn.Linear` through a kernel set, which may repack its weight."""
 
     def __init__(self, linear: nn.Linear, ctx: BuildContext) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
-        self._linear: LinearKernel = ctx.operation("linear", N=self.out_features, K=self.in_features)
+        place = {"N": self.out_features, "K": self.in_features}
+        self._linear: LinearKernel = ctx.operation("linear", **place)
+        self._repacked: Any = None
+        if is_repacked(ctx, *place.values()):
+            self._repacked = ctx.operation("packed_linear", **place, form=None)
         self._packed: Tensor | None = None
 
     def finalize(self) -> None:
-        if can_prepack(self.weight):
-            self._packed = prepack(self.weight)
-            del self.weight
+        if self._repacked is not None and not self._repacked.keeps():
+            packed = self._repacked.pack({"weight": self.weight.detach()})
+            if isinstance(packed, Tensor):  # what can be unpacked again
+                self._packed = packed
+                del self.weight
 
     def __getattr__(self, name: str) -> Any:
         """Unpack the weight for code that looks at it."""
@@ -80,10 +86,11 @@ class LayerRows(Layer):
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         if self._packed is not None:
-            out = packed_linear(rows, self._packed, self.bias)
+            out = self._repacked(rows, self._packed, self.bias)
         else:
             out = self._linear(rows, self.weight, self.bias)
-        return out.view(*x.shape[:-1], self.out_features)
+        found: Tensor = out.view(*x.shape[:-1], self.out_features)
+        return found
 
 
 class HiddenStates:

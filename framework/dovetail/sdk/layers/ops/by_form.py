@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class PlainPacked:
-    """`packed_linear`: the tensors of a form, as they are."""
+    """`packed_linear`: the tensors of a form, or a plain matrix, as they are."""
 
-    def __init__(self, *, form: Form) -> None:
+    def __init__(self, *, form: Form | None) -> None:
         self._form = form
 
     def keeps(self, half: str = "") -> bool:
@@ -36,7 +36,7 @@ class PlainPacked:
 
     def __call__(self, x: Tensor, weight: Mapping[str, Tensor], bias: Tensor | None) -> Tensor:
         """`x Wᵀ + b`."""
-        return F.linear(x, self._form.dequantise(weight, x.dtype), bias)
+        return F.linear(x, weight["weight"] if self._form is None else self._form.dequantise(weight, x.dtype), bias)
 
 
 class _Around:
@@ -57,7 +57,7 @@ class _Around:
 class NormedPacked(_Around):
     """`packed_norm_linear`, put together of a norm, a product and an addition."""
 
-    def __init__(self, norm: NormKernel, product: PackedKernel, *, form: Form) -> None:
+    def __init__(self, norm: NormKernel, product: PackedKernel, *, form: Form | None) -> None:
         super().__init__(product)
         self._norm = norm
 
@@ -72,7 +72,7 @@ class NormedPacked(_Around):
 class GatedPacked(_Around):
     """`packed_norm_gate`, put together of a norm, a product and an activation."""
 
-    def __init__(self, norm: NormKernel, product: PackedKernel, gate: Unary, *, form: Form, act: Act) -> None:
+    def __init__(self, norm: NormKernel, product: PackedKernel, gate: Unary, *, form: Form | None, act: Act) -> None:
         super().__init__(product)
         self._norm, self._gate = norm, gate
 
