@@ -20,10 +20,10 @@ from dovetail.processing.embeddings import Embedder
 from dovetail.processing.prepare import check_model
 from dovetail.runtime.checkpoint.claims import MAX_INTEGER, CheckpointContents, check_claims, check_params, held
 from dovetail.runtime.checkpoint.folder import EmbeddingModule, ModelFolder
-from dovetail.runtime.checkpoint.partial import check_new
 from dovetail.runtime.checkpoint.quantization import factory_of
 from dovetail.runtime.checkpoint.weight_files import index_of
 from dovetail_models.qwen3 import Qwen3
+from dovetail_server.quantize.partial import check_new
 
 DEMO: dict[str, Any] = json.loads((MODEL_DIR / "config.json").read_text())
 HUGE = 1 << 62

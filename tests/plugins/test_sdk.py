@@ -12,7 +12,7 @@ from dovetail_testing.private_names import private_imports
 from dovetail_testing.site import FakeSite
 
 LIGHT = ("checkpoint", "config", "expressions", "masks", "rope_config", "schemas.structural")
-FORMATS = ("call_grammar", "json_calls", "machine", "plain", "reply_grammar", "tagged_values", "marker_filter")
+FORMATS = ("call_grammar", "json_calls", "machine", "plain", "reply_grammar", "tagged_values")
 
 
 def test_what_needs_no_torch_imports_none() -> None:

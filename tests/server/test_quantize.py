@@ -25,10 +25,10 @@ from dovetail.runtime.checkpoint import partial
 from dovetail.runtime.checkpoint import quantize as quantising
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.quantization import converted, factory_of
-from dovetail.runtime.checkpoint.quantize import FORMATS
 from dovetail.runtime.checkpoint.weights import load_weights
 from dovetail.runtime.hf_config import read_config
 from dovetail_server.cli import main as dovetail
+from dovetail_server.quantize.checkpoint import FORMATS
 from dovetail_testing.conformance.model_runtime import TinyEngine
 from dovetail_testing.engine import collect, make_client
 from dovetail_testing.models import make_model
@@ -193,7 +193,7 @@ def test_nothing_is_left_when_it_is_told_to_end(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from dovetail.runtime.checkpoint.partial import whole_folder
+from dovetail_server.quantize.partial import whole_folder
 with whole_folder(Path(sys.argv[1])) as part:
     (part / "half").write_text("of it")
     print(part, flush=True)

@@ -22,12 +22,12 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import WeightRule
 from dovetail.sdk.config import dense_config, with_missing
-from dovetail.sdk.layers.latent import LatentAttention
 from dovetail.sdk.layers.routing import Routing
 from dovetail.sdk.rope_config import interleaved
 from dovetail_models.absent import with_absent
 from dovetail_models.experts import ExpertDecoder, ExpertModel, needed, num_experts, with_experts
 from dovetail_models.glm4_moe import sigmoid_routing
+from dovetail_models.latent import LatentAttention
 from dovetail_models.llama import LAYER
 
 ATTENTION = LAYER + r"self_attn\."

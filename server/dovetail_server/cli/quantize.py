@@ -65,8 +65,8 @@ def write(wish: argparse.Namespace) -> int:
     from dovetail.plugins.loader import import_planned
     from dovetail.plugins.plan import as_planned, model_plugin
     from dovetail.runtime.checkpoint.folder import ModelFolder
-    from dovetail.runtime.checkpoint.quantize import quantize
     from dovetail.runtime.hf_config import quant_method
+    from dovetail_server.quantize.checkpoint import quantize
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     model = ModelFolder.read(wish.model)

@@ -26,9 +26,9 @@ from dovetail.processing.prepare import check_model
 from dovetail.processing.reranker import says_so
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.quantization import choose_quantization, converted, factory_of
-from dovetail.runtime.checkpoint.quantize import quantize
 from dovetail.runtime.hf_config import CONFIG_KEYS, quant_method
 from dovetail.runtime.memory.plan import DeviceBytes, plan_memory
+from dovetail_server.quantize.checkpoint import quantize
 from dovetail_testing.targets import target_for
 
 sys.path.append(str(Path(__file__).parents[2] / "models"))

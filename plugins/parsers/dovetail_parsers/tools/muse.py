@@ -21,8 +21,8 @@ from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.sdk.formats.call_grammar import calls_grammar, name_of, tagged_arguments
-from dovetail.sdk.formats.marker_filter import MarkerFilter
 from dovetail.sdk.formats.reply_grammar import answer_message, other_messages
+from dovetail_parsers.families.marker_filter import MarkerFilter
 from dovetail_parsers.families.tagged_calls import TaggedCalls
 from dovetail_parsers.muse import AROUND, MESSAGES, TAGS, MuseParser
 

@@ -11,8 +11,8 @@ from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
 from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, name_of, tagged_arguments
 from dovetail.sdk.formats.json_calls import JsonCalls
-from dovetail.sdk.formats.marker_filter import MarkerFilter
 from dovetail.sdk.formats.tags import Tags
+from dovetail_parsers.families.marker_filter import MarkerFilter
 from dovetail_parsers.families.tagged_calls import TaggedCalls
 
 

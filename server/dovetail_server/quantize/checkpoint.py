@@ -27,7 +27,6 @@ from dovetail.contracts.model import ModelPlugin
 from dovetail.contracts.quantization import FileTensor
 from dovetail.runtime.checkpoint.files import Checkpoint
 from dovetail.runtime.checkpoint.folder import ModelFolder
-from dovetail.runtime.checkpoint.partial import check_new, whole_folder
 from dovetail.runtime.checkpoint.quantization import file_tensors, widths_of
 from dovetail.runtime.checkpoint.weight_files import INDEX, PICKLED
 from dovetail.runtime.checkpoint.weight_size import PLAIN_DTYPES
@@ -36,6 +35,7 @@ from dovetail.sdk.checkpoint import is_finite
 from dovetail.sdk.config import some
 from dovetail.sdk.quantization.forms import Int4, Scaled, in_groups
 from dovetail.sdk.quantization.words import nibbles_of
+from dovetail_server.quantize.partial import check_new, whole_folder
 
 FORMATS = {"fp8": "float-quantized", "int8": "pack-quantized", "int4": "pack-quantized"}
 """What compressed-tensors calls each method. Its int-quantized is for models whose activations are rounded, too:

@@ -1,0 +1,1 @@
+"""Writes checkpoints in fewer bits: what `dovetail quantize` does."""
