@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import dovetail
-from dovetail.plugins.moved import RENAMED, where_now
+from dovetail.plugins.moved import RENAMED, REPLACED, where_now
 from dovetail_server.cli.plugin import main
 
 PACKAGES: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "scaffolds/2026-11-22.json").read_text())
@@ -79,6 +79,15 @@ def test_an_author_is_told_the_new_name_of_what_is_renamed(old: str) -> None:
         exec(f"from {module} import {name}")
     assert where_now(error.value) == f"{name} of {module} is called {RENAMED[old]} now"
     assert hasattr(importlib.import_module(module), RENAMED[old])
+
+
+@pytest.mark.parametrize("old", REPLACED)
+def test_what_is_gone_is_told_with_what_to_do(old: str) -> None:
+    """No name of it is left where it was."""
+    module, _, name = old.rpartition(".")
+    with pytest.raises(ImportError) as error:
+        exec(f"from {module} import {name}")
+    assert where_now(error.value) == f"{name} of {module} is gone: {REPLACED[old]}"
 
 
 def test_a_bound_that_the_next_version_breaks_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

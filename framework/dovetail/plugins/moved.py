@@ -104,6 +104,15 @@ RENAMED = {
 }
 """Names that are called otherwise in the module that has them."""
 
+_REPACKS = "bind the operation packed_linear with the form None where is_repacked says so"
+REPLACED = {
+    "dovetail.sdk.layers.linear.can_prepack": _REPACKS,
+    "dovetail.sdk.layers.linear.packed_linear": _REPACKS,
+    "dovetail.sdk.layers.linear.prepack": _REPACKS,
+    "dovetail.sdk.quantization.forms.stays_packed": "ask Target.keeps, which conversions() is given",
+}
+"""Names that are gone, with what to do instead."""
+
 
 def where_now(error: BaseException) -> str:
     """Return the fix for an import that fails as a name or a module has moved, "" for any other error."""
@@ -112,6 +121,8 @@ def where_now(error: BaseException) -> str:
     found = _MISSING.search(str(error)) if isinstance(error, ImportError) else None
     if found is not None and (new := RENAMED.get(f"{found[2]}.{found[1]}")):
         return f"{found[1]} of {found[2]} is called {new} now"
+    if found is not None and (instead := REPLACED.get(f"{found[2]}.{found[1]}")):
+        return f"{found[1]} of {found[2]} is gone: {instead}"
     return _name_now(*found.groups()) if found is not None and found[2].partition(".")[0] in CORE else ""
 
 
