@@ -9,17 +9,26 @@ from pathlib import Path
 from dovetail.plugins.monkeypatches import CORE
 
 _MISSING = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
-MODULES = {
+_ROOMS = {
+    ("dovetail.gguf", "dovetail_backends.gguf"): "blocks config reader",
+    ("dovetail.grammar.spec", "dovetail.sdk.schemas"): "formats schema structural",
+    ("dovetail.sdk.layers.ops", "dovetail_backends.kernels.triton"): (
+        "endings experts fixed gemv latent nibbles packed packed_experts packed_few packed_halves "
+        "packed_integers packed_pairs packed_row packed_slots packed_stacked packed_tiles packed_weight "
+        "packed_wide packed_write pdl peer_push peer_sum route router silu skinny"
+    ),
+    ("dovetail.text.parsing", "dovetail.sdk.formats"): (
+        "layout machine matcher output place plain reply sections stop_regex"
+    ),
+    ("dovetail.text.tool_calls", "dovetail.sdk.formats"): "call_grammar json_text reply_grammar schema_types tags",
+    ("dovetail.text.tool_calls", "dovetail_parsers.families"): "brace_calls headed_calls pythonic_calls tagged_calls",
+}
+"""Modules that have gone from one room to another under their names."""
+MODULES = {f"{old}.{name}": f"{new}.{name}" for (old, new), names in _ROOMS.items() for name in names.split()} | {
     "dovetail.cache.quantized": "dovetail.sdk.cache",
     "dovetail.errors": "dovetail.contracts.errors",
-    "dovetail.gguf.blocks": "dovetail_backends.gguf.blocks",
-    "dovetail.gguf.config": "dovetail_backends.gguf.config",
-    "dovetail.gguf.reader": "dovetail_backends.gguf.reader",
     "dovetail.grammar.bits": "dovetail.sdk.masks",
     "dovetail.grammar.spec.expressions": "dovetail.sdk.expressions",
-    "dovetail.grammar.spec.formats": "dovetail.sdk.schemas.formats",
-    "dovetail.grammar.spec.schema": "dovetail.sdk.schemas.schema",
-    "dovetail.grammar.spec.structural": "dovetail.sdk.schemas.structural",
     "dovetail.layers": "dovetail.sdk.layers (packed_forms, scratch and words: dovetail.sdk.quantization)",
     "dovetail.messages.seeds": "dovetail.contracts.seeds",
     "dovetail.plugins.contexts": "dovetail.contracts.hooks",
@@ -37,61 +46,17 @@ MODULES = {
     "dovetail.runtime.sampling.mask_triton": "dovetail_backends.kernels.triton.mask",
     "dovetail.runtime.sampling.random": "dovetail.sdk.random",
     "dovetail.sdk.formats.marker_filter": "dovetail_parsers.families.marker_filter",
+    "dovetail.sdk.formats.without": "dovetail_parsers.families.marker_filter",
     "dovetail.sdk.layers.cpu_products": "dovetail_backends.kernels.cpu_products",
     "dovetail.sdk.layers.cuda_products": "dovetail_backends.kernels.triton.packed_weight",
     "dovetail.sdk.layers.latent": "dovetail_models.latent",
-    "dovetail.sdk.layers.ops.endings": "dovetail_backends.kernels.triton.endings",
-    "dovetail.sdk.layers.ops.experts": "dovetail_backends.kernels.triton.experts",
-    "dovetail.sdk.layers.ops.fixed": "dovetail_backends.kernels.triton.fixed",
     "dovetail.sdk.layers.ops.fused": "dovetail_backends.kernels.triton.products",
-    "dovetail.sdk.layers.ops.gemv": "dovetail_backends.kernels.triton.gemv",
-    "dovetail.sdk.layers.ops.latent": "dovetail_backends.kernels.triton.latent",
-    "dovetail.sdk.layers.ops.nibbles": "dovetail_backends.kernels.triton.nibbles",
-    "dovetail.sdk.layers.ops.packed": "dovetail_backends.kernels.triton.packed",
-    "dovetail.sdk.layers.ops.packed_experts": "dovetail_backends.kernels.triton.packed_experts",
-    "dovetail.sdk.layers.ops.packed_few": "dovetail_backends.kernels.triton.packed_few",
-    "dovetail.sdk.layers.ops.packed_halves": "dovetail_backends.kernels.triton.packed_halves",
-    "dovetail.sdk.layers.ops.packed_integers": "dovetail_backends.kernels.triton.packed_integers",
-    "dovetail.sdk.layers.ops.packed_pairs": "dovetail_backends.kernels.triton.packed_pairs",
-    "dovetail.sdk.layers.ops.packed_row": "dovetail_backends.kernels.triton.packed_row",
-    "dovetail.sdk.layers.ops.packed_slots": "dovetail_backends.kernels.triton.packed_slots",
-    "dovetail.sdk.layers.ops.packed_stacked": "dovetail_backends.kernels.triton.packed_stacked",
-    "dovetail.sdk.layers.ops.packed_tiles": "dovetail_backends.kernels.triton.packed_tiles",
-    "dovetail.sdk.layers.ops.packed_weight": "dovetail_backends.kernels.triton.packed_weight",
-    "dovetail.sdk.layers.ops.packed_wide": "dovetail_backends.kernels.triton.packed_wide",
-    "dovetail.sdk.layers.ops.packed_write": "dovetail_backends.kernels.triton.packed_write",
-    "dovetail.sdk.layers.ops.pdl": "dovetail_backends.kernels.triton.pdl",
-    "dovetail.sdk.layers.ops.peer_push": "dovetail_backends.kernels.triton.peer_push",
-    "dovetail.sdk.layers.ops.peer_sum": "dovetail_backends.kernels.triton.peer_sum",
-    "dovetail.sdk.layers.ops.route": "dovetail_backends.kernels.triton.route",
-    "dovetail.sdk.layers.ops.router": "dovetail_backends.kernels.triton.router",
-    "dovetail.sdk.layers.ops.silu": "dovetail_backends.kernels.triton.silu",
-    "dovetail.sdk.layers.ops.skinny": "dovetail_backends.kernels.triton.skinny",
-    "dovetail.testing": "dovetail_testing",
-    "dovetail.sdk.formats.without": "dovetail_parsers.families.marker_filter",
     "dovetail.sdk.schemas.recent": "dovetail.sdk.schemas.lru",
+    "dovetail.testing": "dovetail_testing",
     "dovetail.text.detection.derive": "dovetail.sdk.formats.samples (derive itself: dovetail_parsers.derived.derive)",
     "dovetail.text.json_calls": "dovetail.sdk.formats.json_calls",
-    "dovetail.text.parsing.layout": "dovetail.sdk.formats.layout",
-    "dovetail.text.parsing.machine": "dovetail.sdk.formats.machine",
-    "dovetail.text.parsing.matcher": "dovetail.sdk.formats.matcher",
-    "dovetail.text.parsing.output": "dovetail.sdk.formats.output",
-    "dovetail.text.parsing.place": "dovetail.sdk.formats.place",
-    "dovetail.text.parsing.plain": "dovetail.sdk.formats.plain",
-    "dovetail.text.parsing.reply": "dovetail.sdk.formats.reply",
-    "dovetail.text.parsing.sections": "dovetail.sdk.formats.sections",
-    "dovetail.text.parsing.stop_regex": "dovetail.sdk.formats.stop_regex",
     "dovetail.text.parsing.without": "dovetail_parsers.families.marker_filter",
     "dovetail.text.tokenizer.gguf": "dovetail_backends.gguf.tokenizer",
-    "dovetail.text.tool_calls.brace_calls": "dovetail_parsers.families.brace_calls",
-    "dovetail.text.tool_calls.call_grammar": "dovetail.sdk.formats.call_grammar",
-    "dovetail.text.tool_calls.headed_calls": "dovetail_parsers.families.headed_calls",
-    "dovetail.text.tool_calls.json_text": "dovetail.sdk.formats.json_text",
-    "dovetail.text.tool_calls.pythonic_calls": "dovetail_parsers.families.pythonic_calls",
-    "dovetail.text.tool_calls.reply_grammar": "dovetail.sdk.formats.reply_grammar",
-    "dovetail.text.tool_calls.schema_types": "dovetail.sdk.formats.schema_types",
-    "dovetail.text.tool_calls.tagged_calls": "dovetail_parsers.families.tagged_calls",
-    "dovetail.text.tool_calls.tags": "dovetail.sdk.formats.tags",
 }
 """Modules that have moved whole: where plugins may have imported them from, and where each is."""
 
