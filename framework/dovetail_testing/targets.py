@@ -18,9 +18,14 @@ def target_for(dtype: str, device: str = "cpu") -> Target:
     """Return the target for a model's dtype (`bfloat16`) on a kind of device, which need not be here."""
 
     def keeps(form: Any, shape: Sequence[int]) -> bool:
-        return KernelBinder(_sets(), DeviceView(device)).keeps(dtype, form, shape)
+        return kernels_for(device).keeps(dtype, form, shape)
 
     return Target(dtype, device, keeps)
+
+
+def kernels_for(device: str = "cpu") -> KernelBinder:
+    """Return what binds operations on a kind of device to the installed sets."""
+    return KernelBinder(_sets(), DeviceView(device))
 
 
 @functools.cache

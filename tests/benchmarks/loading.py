@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,8 +87,8 @@ def load(path: Path, method: str) -> Loaded:
     from dovetail.runtime.checkpoint.quantization import converted, factory_of, widths_of
     from dovetail.runtime.checkpoint.weights import load_weights
     from dovetail.runtime.hf_config import CONFIG_KEYS, quantization_config
-    from dovetail.sdk.layers import embedding, linear
-    from dovetail_testing.targets import target_for
+    from dovetail_backends.kernels.cpu_linear import Repacked
+    from dovetail_testing.targets import kernels_for, target_for
 
     read, registry = ModelFolder(path), Registry.scan()
     hf = read.config
@@ -103,16 +103,15 @@ def load(path: Path, method: str) -> Loaded:
         while not done.wait(0.005):
             most[0] = max(most[0], anonymous_bytes())
 
-    packing, prepack = [], linear.prepack
+    packing, pack = [], Repacked.pack
 
-    def timed(weight: torch.Tensor) -> torch.Tensor:
+    def timed(kernel: Repacked, tensors: Mapping[str, torch.Tensor], half: str = "") -> torch.Tensor:
         start = time.thread_time()
-        packed = prepack(weight)
+        packed = pack(kernel, tensors, half)
         packing.append(time.thread_time() - start)
         return packed
 
-    for module in (linear, embedding):
-        vars(module)["prepack"] = timed
+    Repacked.pack = timed  # type: ignore[method-assign]
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
     wall, cpu = time.perf_counter(), cpu_s()
@@ -120,7 +119,7 @@ def load(path: Path, method: str) -> Loaded:
     rules = plugin.weight_map(config)
     factory = factory_of(chosen, hf, rules, checkpoint.headers)
     with torch.inference_mode():
-        ctx = BuildContext(device=torch.device("cpu"), dtype=torch.bfloat16, factory=factory)
+        ctx = BuildContext(device=torch.device("cpu"), dtype=torch.bfloat16, factory=factory, kernels=kernels_for())
         model = plugin.build(config, ctx)
         load_weights(model, rules, checkpoint)
     times = time.perf_counter() - wall, cpu_s() - cpu

@@ -31,7 +31,7 @@ import sys
 from pathlib import Path
 import torch
 from dovetail.contracts.layers import BuildContext
-from dovetail_testing.targets import target_for
+from dovetail_testing.targets import kernels_for, target_for
 from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
@@ -56,7 +56,8 @@ def load(folder):
     read = converted(quantization, ModelFolder(folder), plugin, config, target_for("bfloat16"))
     with torch.inference_mode():
         factory = factory_of(quantization, hf, rules, read.headers)
-        ctx = BuildContext(device=torch.device("cpu"), dtype=torch.bfloat16, factory=factory)
+        repacks = {"kernels": kernels_for()} if quantization is None else {}
+        ctx = BuildContext(device=torch.device("cpu"), dtype=torch.bfloat16, factory=factory, **repacks)
         model = plugin.build(config, ctx)
         load_weights(model, rules, read)
     return model

@@ -21,13 +21,13 @@ from dovetail.messages import SamplerParams, Submit
 from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
-from dovetail.runtime.checkpoint import partial
-from dovetail.runtime.checkpoint import quantize as quantising
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.quantization import converted, factory_of
 from dovetail.runtime.checkpoint.weights import load_weights
 from dovetail.runtime.hf_config import read_config
 from dovetail_server.cli import main as dovetail
+from dovetail_server.quantize import checkpoint as quantising
+from dovetail_server.quantize import partial
 from dovetail_server.quantize.checkpoint import FORMATS
 from dovetail_testing.conformance.model_runtime import TinyEngine
 from dovetail_testing.engine import collect, make_client
