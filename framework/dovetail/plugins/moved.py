@@ -9,7 +9,7 @@ from pathlib import Path
 from dovetail.plugins.monkeypatches import CORE
 
 _MISSING = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
-_ROOMS = {
+_PACKAGES = {
     ("dovetail.gguf", "dovetail_backends.gguf"): "blocks config reader",
     ("dovetail.grammar.spec", "dovetail.sdk.schemas"): "formats schema structural",
     ("dovetail.sdk.layers.ops", "dovetail_backends.kernels.triton"): (
@@ -23,8 +23,8 @@ _ROOMS = {
     ("dovetail.text.tool_calls", "dovetail.sdk.formats"): "call_grammar json_text reply_grammar schema_types tags",
     ("dovetail.text.tool_calls", "dovetail_parsers.families"): "brace_calls headed_calls pythonic_calls tagged_calls",
 }
-"""Modules that have gone from one room to another under their names."""
-MODULES = {f"{old}.{name}": f"{new}.{name}" for (old, new), names in _ROOMS.items() for name in names.split()} | {
+"""Modules that have gone from one package to another under their names."""
+MODULES = {f"{old}.{name}": f"{new}.{name}" for (old, new), names in _PACKAGES.items() for name in names.split()} | {
     "dovetail.cache.quantized": "dovetail.sdk.cache",
     "dovetail.errors": "dovetail.contracts.errors",
     "dovetail.grammar.bits": "dovetail.sdk.masks",
