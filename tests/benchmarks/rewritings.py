@@ -33,17 +33,17 @@ from service_schemas import SERVICES
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.grammar.spec.limits import check_spec
-from dovetail.grammar.spec.normal import counts, disjoint, logic, nodes, rewrite
 from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.sdk.expressions.plain import PlainExpression
 from dovetail_grammar import patterns, schema_backend
+from dovetail_grammar.rewriting import counts, disjoint, finder, logic, rewrite
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 LIMIT_S = 15
 """Of a schema; a slower one is counted apart."""
 NONE, FALSE = (lambda *_, **__: None), (lambda *_, **__: False)
 SWITCHES: list[tuple[str, Any, str, Callable[..., Any]]] = [
-    ("finder: complement of a pattern", nodes.Finder, "complement", NONE),
+    ("finder: complement of a pattern", finder.Finder, "complement", NONE),
     ("oneOf: less is allowed", logic.Logic, "outside", NONE),
     ("oneOf: what an option says", rewrite.Rewriter, "_known", lambda self, option, beside: beside),
     ("counts: open objects", counts, "_open", NONE),
@@ -56,7 +56,7 @@ SWITCHES: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("opposite: properties", logic.Logic, "_other_properties", NONE),
     ("uniqueItems: watched", schema_backend, "unique_places", lambda schema: (None, frozenset())),
     ("patterns: plain words", patterns, "plainly", lambda pattern, **_: PlainExpression(None, 0)),
-    *((key, rewrite._REWRITES, key, lambda self, node: None) for key in rewrite._REWRITES),
+    *((key, rewrite.REWRITES, key, lambda self, node: None) for key in rewrite.REWRITES),
 ]
 off: set[str] = set()
 asked: set[str] = set()

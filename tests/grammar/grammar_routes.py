@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -11,20 +13,22 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Vocabulary
 from dovetail.grammar.compile.trial import try_out
 from dovetail.grammar.spec.negotiation import asked
+from dovetail.grammar.spec.normal import normalize
 from dovetail.grammar.spec.relax import relax_schema
 from dovetail.grammar.spec.route import EnforcementOption, GrammarRoute
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.messages import GrammarOption
 from dovetail.plugins import Registry, load, make_plan
+from dovetail_grammar.rewriting.form import form_of
 
 NAMES = ("llguidance", "outlines", "xgrammar")
 
 
 def resolved(
     way: EnforcementOption, backends: Mapping[str, GrammarBackend]
-) -> tuple[GrammarOption, tuple[str, ...]] | None:
-    """Return a way's step as its backend enforces it, and what it does not; None where it does not take it."""
-    return asked(backends[way.grammar.backend], way.grammar) if way.grammar.unasked else (way.grammar, ())
+) -> tuple[GrammarOption, tuple[str, ...], Callable[[str], str]] | None:
+    """Return a way's step as its backend enforces it, what it does not and its places; None where it is not taken."""
+    return asked(backends[way.grammar.backend], way.grammar) if way.grammar.unasked else (way.grammar, (), str)
 
 
 def backends_of(vocabulary: Vocabulary) -> dict[str, GrammarBackend]:
@@ -35,6 +39,24 @@ def backends_of(vocabulary: Vocabulary) -> dict[str, GrammarBackend]:
         plan = make_plan(Registry.scan(), grammar_backend=name)
         made[name] = load(plan, "compiler").get("grammar_backend", name)(vocabulary)
     return made
+
+
+@dataclass(frozen=True)
+class WrittenSchema:
+    """A schema as the built-in backends compile it, and where its places stood in the given one."""
+
+    schema: Any
+    source: str
+    dropped: tuple[str, ...]
+    place: Callable[[str], str]
+
+
+def written(given: Any, *, is_split: bool = False) -> WrittenSchema:
+    """Return a schema in today's keywords, rewritten."""
+    normal = normalize(given, is_split=is_split)
+    form = form_of(normal.source)
+    schema = form.schema if form.places else normal.schema
+    return WrittenSchema(schema, form.source, normal.dropped, lambda pointer: normal.place(form.place(pointer)))
 
 
 class Enforced:
@@ -60,7 +82,7 @@ class Enforced:
             found = resolved(way, backends)
             if found is None:
                 continue
-            step, lost = found
+            step, lost, place = found
 
             def compiled(spec: GrammarSpec, backend: GrammarBackend = backend) -> CompiledGrammar:
                 result = backend.compile(spec, GrammarLimits())
@@ -75,7 +97,7 @@ class Enforced:
             except RequestError as error:
                 self.errors.append(error.message)
                 continue
-            self.enforcement, self.ignored = way.with_left_out((*lost, *left_out))
+            self.enforcement, self.ignored = way.with_left_out((*lost, *map(place, left_out)))
             return
 
     def accepts(self, text: str) -> bool:

@@ -7,16 +7,19 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 import pytest
 from grammar_routes import backends_of, resolved
 from random_pairs import Maker, is_valid
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarSpec, Kind, Support, Vocabulary
+from dovetail.grammar.spec.negotiation import asked
 from dovetail.grammar.spec.normal import Normal, normalize
 from dovetail.grammar.spec.normal.is_normal import is_normal
 from dovetail.grammar.spec.route import EnforcementOption, GrammarRouter
 from dovetail.grammar.spec.wire import spec_of
+from dovetail.messages import GrammarOption
 from dovetail.sdk.schemas import schema
 from dovetail_server.bench.grammar_schemas import schemas
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
@@ -195,7 +198,9 @@ class RequestedGrammar(GrammarBackend):
     def supports(self, spec: GrammarSpec) -> Support:
         """All but `pattern`."""
         self.asked += 1
-        return Support.approximate(["/pattern"], ["/pattern"]) if "pattern" in spec.source else Support.full()
+        if "pattern" not in spec.source:
+            return Support.full()
+        return Support.approximate(["/pattern"], json.dumps({"type": "string"}))
 
     def compile(self, spec: GrammarSpec, limits: GrammarLimits) -> bytes:
         """Never asked for."""
@@ -214,7 +219,7 @@ def test_a_backend_behind_one_that_enforces_all_is_not_asked(backends: Mapping[s
     assert resolved(options[0], {"asked": other}) is None  # not all of it
     found = resolved(options[1], {"asked": other})
     assert found is not None
-    step, lost = found
+    step, lost, _ = found
     assert (json.loads(step.source), step.unasked) == ({"type": "string"}, False)
     assert options[1].with_left_out(lost) == ("approximate", ("/pattern",))
 
@@ -225,3 +230,19 @@ def test_places_of_what_came_are_its_own() -> None:
     form = normalize(given, json.dumps(given))
     assert isinstance(form, Normal)
     assert form.place("/properties/a~1b/minLength") == "/properties/a~1b/minLength"
+
+
+def test_places_of_a_rewritten_source_lead_back(backends: Mapping[str, GrammarBackend]) -> None:
+    """What a backend leaves out while it compiles is named where it stands in the schema that it was asked about."""
+    given = json.dumps({"oneOf": [{"type": "string", "minLength": 1}, {"type": "integer"}]})
+    option = GrammarOption(backend="llguidance", kind="json", source=given, unasked=True)
+    found = asked(backends["llguidance"], option)
+    assert found is not None
+    made, ignored, place = found
+    assert "oneOf" not in json.loads(made.source)
+    assert ignored == ()
+    assert place("/anyOf/0/minLength") == "/oneOf/0/minLength"
+    kept = msgspec.structs.replace(option, source=json.dumps({"type": "string", "minLength": 1}))
+    unchanged = asked(backends["llguidance"], kept)
+    assert unchanged is not None
+    assert (unchanged[0].source, unchanged[2]("/minLength")) == (kept.source, "/minLength")

@@ -8,14 +8,14 @@ from typing import Any
 
 import jsonschema
 import pytest
+from grammar_routes import written
 
 from dovetail.contracts.grammar import GrammarLimits, Vocabulary
 from dovetail.grammar.spec.fields import json_spec
-from dovetail.grammar.spec.normal import normalize
-from dovetail.grammar.spec.normal.counts import MAX_SINGLE
 from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.plugins import Registry, load, make_plan
+from dovetail_grammar.rewriting.counts import MAX_SINGLE
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 COUNTS: list[dict[str, int]] = [
@@ -56,7 +56,7 @@ def vocabulary() -> Vocabulary:
 def test_the_normal_form_means_the_same(counts: dict[str, int], beside: dict[str, Any]) -> None:
     """For all sets of declared and other keys."""
     given = {"type": "object", "properties": PARTS, **counts, **beside}
-    made = normalize(given).schema
+    made = written(given).schema
     for value in OBJECTS:
         expected = jsonschema.Draft202012Validator(given).is_valid(value)
         assert jsonschema.Draft202012Validator(made).is_valid(value) == expected, (value, made)
@@ -88,13 +88,13 @@ def test_many_properties_of_which_one_is_needed() -> None:
     """Up to a bound on alternatives; beyond it the count stays as it is."""
     for num, is_rewritten in ((MAX_SINGLE, True), (MAX_SINGLE + 2, False)):
         parts = {f"p{i}": {} for i in range(num)}
-        made = normalize({"properties": parts, "additionalProperties": False, "minProperties": 1}).schema
+        made = written({"properties": parts, "additionalProperties": False, "minProperties": 1}).schema
         assert ("minProperties" not in made) == is_rewritten
 
 
 def test_what_becomes_of_a_count_is_named_by_it() -> None:
     """Alternatives made of a count stood where the count stands."""
-    form = normalize({"properties": {"n": {"properties": {"a": {}, "b": {}}, "minProperties": 1}}})
+    form = written({"properties": {"n": {"properties": {"a": {}, "b": {}}, "minProperties": 1}}})
     assert form.place("/properties/n/anyOf") == "/properties/n/minProperties"
     assert form.place("/properties/n/anyOf/0/required") == "/properties/n/minProperties"
 
@@ -105,7 +105,7 @@ def test_what_becomes_of_a_count_is_named_by_it() -> None:
 def test_huge_counts_cost_nothing(count: int, more: dict[str, Any]) -> None:
     """A list as long as the count took all memory of the server's process."""
     given = {"type": "object", "properties": {"a": {"type": "string"}, "b": {}}, "minProperties": count, **more}
-    form = normalize(given).schema
+    form = written(given).schema
     assert len(json.dumps(form)) < 1000
-    normalize({**given, "maxProperties": count})
-    normalize({**given, "minProperties": 1, "maxProperties": count})
+    written({**given, "maxProperties": count})
+    written({**given, "minProperties": 1, "maxProperties": count})

@@ -12,14 +12,13 @@ from typing import Any, Literal
 
 import jsonschema
 import pytest
-from grammar_routes import backends_of
+from grammar_routes import backends_of, written
 from pydantic import BaseModel
 from random_models import tool_of
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarBackend
 from dovetail.grammar.pipeline import StructuredOutputs
-from dovetail.grammar.spec.normal.document import normalize
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.sdk.formats.presence import presences
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
@@ -173,7 +172,7 @@ def test_the_ways_are_those_of_a_validator() -> None:
     for _ in range(600):
         rules = [{key: rule[key]} for rule in rng.sample(NEEDED[:-1], 2) for key in rule]
         schema = needing(rng.choice([{"allOf": rules}, {"anyOf": rules}, {"oneOf": rules}, {"not": rules[0]}]))
-        form = normalize(json.loads(json.dumps(schema)), is_split=True).schema
+        form = written(json.loads(json.dumps(schema)), is_split=True).schema
         if form is False:  # nothing is valid
             continue
         options, places = presences(form)

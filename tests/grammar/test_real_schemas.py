@@ -162,7 +162,7 @@ def compiled(way: EnforcementOption, backends: dict[str, GrammarBackend]) -> tup
     found = resolved(way, backends)
     if found is None:
         return None
-    step, lost = found
+    step, lost, place = found
     backend = backends[step.backend]
 
     def made(spec: GrammarSpec) -> CompiledGrammar:
@@ -174,4 +174,4 @@ def compiled(way: EnforcementOption, backends: dict[str, GrammarBackend]) -> tup
         grammar, left_out = relax_schema(spec, made, time.monotonic() + 60) if step.relax_schema else (made(spec), ())
     except RequestError:
         return None
-    return grammar, way.with_left_out((*lost, *left_out))[0]
+    return grammar, way.with_left_out((*lost, *map(place, left_out)))[0]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from dovetail.contracts.errors import UnsupportedError
@@ -81,16 +81,20 @@ class Support:
         level: How faithfully the grammar would be enforced.
         ignored: For APPROXIMATE, the keywords not enforced, as JSON pointers (`/properties/a/not`). For FULL, keywords
             that are annotations to the backend, such as a `format` that no draft defines.
-        refused: Those of `ignored` with which `compile` would fail: the core leaves them out before.
         reason: For NONE, why, in one line.
         alone: Keywords that are enforced, but not where this grammar becomes one of several that a text may have.
+        source: What `compile` is to get in place of the spec's source, such as it without keywords that would be
+            refused; None: as it is.
+        origin: Leads a JSON pointer into `source` back into the spec's source, for keywords that are left out while it
+            compiles; None: they stand at the same place.
     """
 
     level: SupportLevel
     ignored: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()
     reason: str = ""
     alone: tuple[str, ...] = ()
+    source: str | None = None
+    origin: Callable[[str], str] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def full(cls, annotations: Sequence[str] = ()) -> Support:
@@ -98,14 +102,18 @@ class Support:
         return cls(SupportLevel.FULL, tuple(annotations))
 
     @classmethod
-    def approximate(cls, ignored: Sequence[str], refused: Sequence[str] = ()) -> Support:
-        """Return: enforced except for `ignored`, of which `refused` must be left out."""
-        return cls(SupportLevel.APPROXIMATE, tuple(ignored), tuple(refused))
+    def approximate(cls, ignored: Sequence[str], source: str | None = None) -> Support:
+        """Return: enforced except for `ignored`, where `source` is compiled."""
+        return cls(SupportLevel.APPROXIMATE, tuple(ignored), source=source)
 
     @classmethod
     def no(cls, reason: str) -> Support:
         """Return: not supported, for a reason of one line."""
         return cls(SupportLevel.NONE, reason=reason)
+
+    def to_compile(self, spec: GrammarSpec) -> GrammarSpec:
+        """Return what `compile` gets where this was the answer to `spec`."""
+        return spec if self.source is None else replace(spec, source=self.source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,8 +246,9 @@ class GrammarBackend(Configurable, ABC):
         """Say how faithfully `spec` would be enforced: a cheap walk over the source, no compilation, no exception.
 
         Name every keyword that would be ignored: a response must never be under-constrained silently. Schemas come
-        in the form of `dovetail.grammar.spec.normal`: keywords of draft 2020-12, references within the schema.
-        `title`, `description`, `default` and `examples` may occur and constrain nothing.
+        in keywords of draft 2020-12, with references within the schema only. `title`, `description`, `default` and
+        `examples` may occur and constrain nothing. A backend may have another schema compiled that it enforces more
+        of: `Support.source`.
 
         The engine calls this too, when a preferred backend has failed. A schema that passes may still fail in
         `compile`: then the core finds the keywords to drop.

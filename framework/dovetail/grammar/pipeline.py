@@ -4,10 +4,11 @@ Each step in the module that takes it:
 
 1. **Parse.** `spec.fields` reads every spelling (`response_format`, `regex`, …) into one `GrammarSpec`;
    `spec.limits` bounds its size and depth, `spec.tool_route` does the same for tools and a tool parser's format.
-2. **Normalise.** `spec.normal` writes any draft in the newest one's keywords, every reference local, and says `not`,
-   `if`, `oneOf` and their like in keywords that backends enforce. Places in the schema as given are kept.
-3. **Choose.** `spec.route` asks backends (`spec.negotiation`) what they enforce and orders the options: in full,
-   approximate with what is left out by name, any JSON. The options travel to the engine in the request.
+2. **Normalise.** `spec.normal` writes any draft in the newest one's keywords, every reference local. Places in the
+   schema as given are kept.
+3. **Choose.** `spec.route` asks backends (`spec.negotiation`) what they enforce, and of which source of their own, and
+   orders the options: in full, approximate with what is left out by name, any JSON. They travel to the engine in the
+   request.
 4. **Compile.** `compile.service` compiles the first option that works: threads where the cost is bounded, else a
    process that can be killed (`compile.compiling`). It tries the result out (`compile.trial`), keeps it
    (`compile.cache`), and leaves out keywords that fail (`spec.relax`).

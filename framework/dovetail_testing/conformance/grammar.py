@@ -97,7 +97,7 @@ class GrammarBackendConformance(Conformance):
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
         self._no_hang()
         try:
-            compiled = self._backend().compile(spec, GrammarLimits())
+            compiled = self._backend().compile(self._supports(spec).to_compile(spec), GrammarLimits())
             return self._backend().load(compiled) if isinstance(compiled, bytes) else compiled
         except Exception as error:  # a stranger's class; the message says what it did
             fail(f"compiling {spec.kind.value} {shown(spec.source)} raised {raised(error)}")
@@ -108,7 +108,7 @@ class GrammarBackendConformance(Conformance):
         if not self.compile_timeout_s:
             return
         if "_hang" not in vars(cls):
-            specs = [sample.spec for sample in self._usable()]
+            specs = [self._supports(sample.spec).to_compile(sample.spec) for sample in self._usable()]
             found = self._times(specs, GrammarLimits().timeout_s, self.compile_timeout_s)
             last = found[-1] if found else {"kind": "none"}
             cls._hang, cls._found = "", found

@@ -45,7 +45,13 @@ from dovetail_grammar.llguidance_schema import SchemaWalk, prepare_schema, spaci
 from dovetail_grammar.llguidance_source import to_llguidance
 from dovetail_grammar.llguidance_tokenizer import make_tokenizer
 from dovetail_grammar.matching import EndingMatcher, Ends
-from dovetail_grammar.schema_backend import SchemaBackend, import_library, inner_matchers, narrow
+from dovetail_grammar.schema_backend import (
+    LibrarySupport,
+    SchemaBackend,
+    import_library,
+    inner_matchers,
+    narrow,
+)
 from dovetail_grammar.structural_lost import lost_in
 
 if TYPE_CHECKING:
@@ -472,9 +478,11 @@ def _structural_support(spec: GrammarSpec, added: Container[str]) -> Support:
         support = SchemaWalk(json.dumps(schema)).support()
         if support.level is SupportLevel.APPROXIMATE:
             ignored += [start + place for place in support.ignored]
-            refused += [start + place for place in support.refused]
+            refused += [start + place for place in support.refused] if isinstance(support, LibrarySupport) else ()
     try:
         ignored += lost_in(root, added)
     except ValueError as error:
         return Support.no(str(error))
-    return Support.approximate([*dict.fromkeys(ignored)], refused) if ignored else Support.full()
+    if not ignored:
+        return Support.full()
+    return LibrarySupport(SupportLevel.APPROXIMATE, tuple(dict.fromkeys(ignored)), refused=tuple(refused))

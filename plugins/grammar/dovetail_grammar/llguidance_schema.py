@@ -14,12 +14,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from dovetail.contracts.grammar import GrammarSpec, Kind, Support
+from dovetail.contracts.grammar import GrammarSpec, Kind, Support, SupportLevel
 from dovetail.sdk.schemas import schema
 from dovetail.sdk.schemas.formats import FORMATS, PATTERNS
 from dovetail.sdk.schemas.schema import escape
 from dovetail_grammar.gbnf import GbnfError
 from dovetail_grammar.patterns import has_control, is_leaky, is_odd, is_unreadable, rewritten, tightened
+from dovetail_grammar.schema_backend import LibrarySupport
 
 REFUSED = frozenset(
     [
@@ -113,7 +114,7 @@ class SchemaWalk:
                 self._ignored.append(f"{pointer}/properties")
         if not self._ignored:
             return Support.full(self._annotations)
-        return Support.approximate(self._ignored, self._refused)
+        return LibrarySupport(SupportLevel.APPROXIMATE, tuple(self._ignored), refused=tuple(self._refused))
 
     def _keyword(self, pointer: str, key: str, node: Mapping[str, Any]) -> None:
         where = f"{pointer}/{key}"

@@ -1,4 +1,6 @@
-"""`SchemaBackend`: what the backends share that read JSON Schemas, which is to have items of arrays differ.
+"""`SchemaBackend`: what the backends share that read JSON Schemas.
+
+A schema is rewritten so that a library enforces more of it (`rewriting`), and what the library refuses is left out.
 
 No grammar can say `uniqueItems`, and the libraries ignore or refuse it. So it is left out of what a library compiles,
 and its matchers are watched (`unique`). What cannot be watched is named as ignored, as the library says.
@@ -9,7 +11,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -30,6 +32,7 @@ from dovetail.sdk.masks import Words
 from dovetail.sdk.schemas.schema import every, leave_out
 from dovetail.sdk.schemas.structural import schemas_with_places
 from dovetail_grammar.choices import UNREADABLE
+from dovetail_grammar.rewriting.form import SchemaForm, form_of
 from dovetail_grammar.unique.locations import KEY, unique_places
 from dovetail_grammar.unique.matcher import UniqueGrammar, UniqueMatcher
 from dovetail_grammar.unique.tags import watched_tags
@@ -37,8 +40,17 @@ from dovetail_grammar.unique.tokens import TokenTexts
 
 HEADER_BYTES = 4
 """Of what `compile` returns: how long what is watched is, which follows, before the library's own form."""
+MAX_ROUNDS = 3
+"""How often a source from which something was left out is looked at again."""
 NUM_KEPT = 4
 """Grammars of which it is kept what is watched: those that are just being compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class LibrarySupport(Support):
+    """What a library enforces of a source; `refused` are those of `ignored` with which it would not compile it."""
+
+    refused: tuple[str, ...] = ()
 
 
 class SchemaBackend(GrammarBackend):
@@ -55,7 +67,7 @@ class SchemaBackend(GrammarBackend):
 
     @abstractmethod
     def library_supports(self, spec: GrammarSpec) -> Support:
-        """As `supports`. It may raise `UNREADABLE`."""
+        """As `supports`, of a source as it stands; it may be a `LibrarySupport`, and raise `UNREADABLE`."""
 
     @abstractmethod
     def library_compile(self, spec: GrammarSpec, limits: GrammarLimits) -> CompiledGrammar | bytes:
@@ -73,18 +85,33 @@ class SchemaBackend(GrammarBackend):
         """As `warm_up`."""
 
     def supports(self, spec: GrammarSpec) -> Support:
-        """Say what the library enforces of a source, and what is watched beside it."""
-        plain, _, places, lost = divided(spec)
+        """Say what is enforced of a source: it is rewritten, and what the library refuses is left out of it."""
         try:
-            support = self.library_supports(plain)
+            form = form_of(spec.source) if spec.kind is Kind.JSON else SchemaForm(spec.source)
+            tried = spec if form.source is spec.source else replace(spec, source=form.source)
+            ignored, alone = list[str](), list[str]()
+            for _ in range(MAX_ROUNDS):
+                plain, _, places, lost = divided(tried)
+                support = self.library_supports(plain)
+                if support.level is SupportLevel.NONE:
+                    return support
+                alone += map(form.place, places)
+                ignored += map(form.place, support.ignored if support.level is SupportLevel.APPROXIMATE else ())
+                ignored += map(form.place, lost)
+                if not (isinstance(support, LibrarySupport) and support.refused):
+                    break
+                left = leave_out(json.loads(tried.source), support.refused)
+                tried = replace(tried, source=json.dumps(left, ensure_ascii=False))
         except UNREADABLE as error:
             return Support.no(f"it cannot be read: {error}")
-        if support.level is SupportLevel.NONE or not (places or lost):
-            return support
-        if lost:
-            ignored = support.ignored if support.level is SupportLevel.APPROXIMATE else ()
-            support = Support.approximate((*ignored, *lost), support.refused)
-        return replace(support, alone=places)
+        annotations = () if ignored else map(form.place, support.ignored)
+        return Support(
+            SupportLevel.APPROXIMATE if ignored else SupportLevel.FULL,
+            tuple(dict.fromkeys((*ignored, *annotations))),
+            alone=tuple(dict.fromkeys(alone)),
+            source=None if tried.source is spec.source else tried.source,
+            origin=form.place,
+        )
 
     def inline(self, spec: GrammarSpec) -> bool:
         """Answer for what the library will compile."""

@@ -17,7 +17,7 @@ from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarL
 from dovetail.grammar.compile.pool import ChildTimeoutError, WorkerPool
 from dovetail.grammar.compile.vocabulary import pack
 from dovetail.grammar.spec.costly import lightened
-from dovetail.grammar.spec.negotiation import asked
+from dovetail.grammar.spec.negotiation import PlaceMap, asked
 from dovetail.grammar.spec.refusals import TOO_COMPLEX
 from dovetail.grammar.spec.relax import without
 from dovetail.grammar.spec.wire import ChildJob, ChildReply, ChildStart, spec_of
@@ -104,9 +104,9 @@ class Compiler:
                 self._backends[name] = self._plugins.get("grammar_backend", name)(vocabulary)
             return self._backends[name]
 
-    def asked(self, option: GrammarOption) -> tuple[GrammarOption, tuple[str, ...]] | None:
+    def asked(self, option: GrammarOption) -> tuple[GrammarOption, tuple[str, ...], PlaceMap] | None:
         """Ask an option's backend what it enforces, where nobody has; see `negotiation.asked`."""
-        return asked(self.backend(option.backend), option) if option.unasked else (option, ())
+        return asked(self.backend(option.backend), option) if option.unasked else (option, (), str)
 
     def inline(self, option: GrammarOption) -> CompileResult:
         """Compile in this thread.

@@ -275,7 +275,7 @@ class GrammarService:
                 if found is None:
                     job.index += 1
                     continue
-                option, lost = found
+                option, lost, origin = found
                 compiled = self._compiler.lighter(option) if is_slow else self._compile(job, option, now, place)
                 if compiled is None and is_slow:
                     job.index += 1
@@ -283,7 +283,8 @@ class GrammarService:
                 if compiled is None:
                     self._pass_on(job, place)
                     return
-                enforced = Enforced(job.index, compiled.grammar, compiled.backend, (*lost, *compiled.ignored))
+                ignored = (*lost, *map(origin, compiled.ignored))
+                enforced = Enforced(job.index, compiled.grammar, compiled.backend, ignored)
                 self._finish(job, enforced, compiled.num_bytes)
                 return
             except Exception as error:  # whatever a backend raises ends one request

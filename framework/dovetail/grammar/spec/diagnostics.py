@@ -14,14 +14,13 @@ from typing import Any
 from dovetail.contracts.grammar import Kind
 from dovetail.grammar.spec.advice import advice, hint
 from dovetail.grammar.spec.costly import costly_places
-from dovetail.grammar.spec.normal.logic import types_of_value, values_of
-from dovetail.grammar.spec.normal.nodes import kinds_in_common, kinds_of
 from dovetail.grammar.spec.refusals import LATER, TOO_COMPLEX
 from dovetail.grammar.spec.route import GrammarRoute
 from dovetail.sdk.schemas import schema
 from dovetail.sdk.schemas.keywords import MEANING
 from dovetail.sdk.schemas.schema import escape
 from dovetail.sdk.schemas.structural import schemas_with_places
+from dovetail.sdk.schemas.types import kinds_in_common, kinds_of, types_of_value, values_of
 
 MAX_PLACES = 3
 _WORDS = re.compile(r"[a-z]+[A-Z][A-Za-z]+|\b(?:pattern|regex|format|enum|const|not|if|contains|minimum|maximum)\b")

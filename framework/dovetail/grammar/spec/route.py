@@ -16,14 +16,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, SupportLevel
 from dovetail.grammar.spec.advice import advice
-from dovetail.grammar.spec.negotiation import RelaxedSpec, relaxed
+from dovetail.grammar.spec.negotiation import PlaceMap, SchemaOffer, offered
 from dovetail.grammar.spec.normal import Normal, normalize
 from dovetail.grammar.spec.wire import option_of
 from dovetail.messages import GrammarOption
@@ -37,14 +37,6 @@ MAX_WEAKER = 2
 """Options of different backends that are not full: each travels with its source."""
 
 
-class PlaceMap(Protocol):
-    """Knows where the places of an option's source stood in what was given."""
-
-    def place(self, pointer: str) -> str:
-        """Return the given place."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class EnforcementOption:
     """One option, and what it means for the reply.
@@ -53,21 +45,21 @@ class EnforcementOption:
         grammar: What the engine gets.
         enforcement: As far as is known before it compiles.
         ignored: Places in the given schema that it does not enforce.
-        normal: What the option's source was made of: where its places stood.
+        place: Leads a place in the option's source to what was given; None: it is the same.
         alone: Places that it enforces, but not where the text may have another grammar instead.
     """
 
     grammar: GrammarOption
     enforcement: Enforcement
     ignored: tuple[str, ...]
-    normal: PlaceMap | None = field(default=None, compare=False, repr=False)
+    place: PlaceMap | None = field(default=None, compare=False, repr=False)
     alone: tuple[str, ...] = ()
 
     def with_left_out(self, places: Sequence[str]) -> tuple[Enforcement, tuple[str, ...]]:
         """Return enforcement and what is ignored, now that places of the option's source were left out, too."""
         if not places or self.enforcement == "validate_only":
             return self.enforcement, self.ignored
-        given = [self.normal.place(place) if self.normal is not None else place for place in places]
+        given = map(self.place, places) if self.place is not None else places
         return "approximate", tuple(dict.fromkeys((*self.ignored, *given)))
 
 
@@ -171,15 +163,14 @@ class GrammarRouter:
             return self._route_schema(spec, param, able, asks_all=asks_all)
         answers = [(name, backend.supports(spec)) for name, backend in able]
         options = [
-            EnforcementOption(option_of(name, spec), "full", support.ignored)
+            EnforcementOption(option_of(name, support.to_compile(spec)), "full", support.ignored)
             for name, support in answers
             if support.level is SupportLevel.FULL
         ]
         partial = [(name, support) for name, support in answers if support.level is SupportLevel.APPROXIMATE]
         for name, support in sorted(partial, key=lambda item: len(item[1].ignored)):
-            source = json.dumps(schema.leave_out(json.loads(spec.source), support.refused), ensure_ascii=False)
-            weaker = option_of(name, spec, source, relax_schema=True)
-            options.append(EnforcementOption(weaker, "approximate", support.ignored))
+            weaker = option_of(name, support.to_compile(spec), relax_schema=True)
+            options.append(EnforcementOption(weaker, "approximate", support.ignored, support.origin))
         if spec.kind is Kind.STRUCTURAL:
             options += [
                 replace(option, grammar=_relaxing(option.grammar)) for option in options if option.enforcement == "full"
@@ -200,9 +191,9 @@ class GrammarRouter:
         normal = normalize(schema.parse(spec.source), spec.source)
         read = spec if normal.source is spec.source else replace(spec, source=normal.source)
         is_strict = spec.strict and self.strict_schema
-        found: list[tuple[str, RelaxedSpec]] = []
+        found: list[tuple[str, SchemaOffer]] = []
         for name, backend in able:
-            found.append((name, relaxed(backend, normal, read)))
+            found.append((name, offered(backend, normal, read)))
             if not (found[-1][1].reason or found[-1][1].ignored or is_strict or asks_all):
                 break
         others = [name for name, _ in able[len(found) :]]
@@ -309,7 +300,7 @@ def _any_of(types: tuple[str, ...]) -> str:
     return json.dumps({"type": list(types)})
 
 
-def not_strict(param: str, found: Sequence[RelaxedSpec]) -> RequestError:
+def not_strict(param: str, found: Sequence[SchemaOffer]) -> RequestError:
     """Word the refusal of a strict schema, by the backend that would come nearest."""
     best = min(found, key=lambda item: (bool(item.reason), len(item.ignored) + len(item.annotations)))
     places = [*best.ignored, *best.annotations]
@@ -319,15 +310,15 @@ def not_strict(param: str, found: Sequence[RelaxedSpec]) -> RequestError:
     return RequestError(text, param=param, code="unsupported_grammar")
 
 
-def _option(name: str, item: RelaxedSpec, spec: GrammarSpec, *, relax_schema: bool = False) -> EnforcementOption:
+def _option(name: str, item: SchemaOffer, spec: GrammarSpec, *, relax_schema: bool = False) -> EnforcementOption:
     enforcement: Enforcement = "approximate" if item.ignored else "full"
     made = option_of(name, spec, item.source, relax_schema=relax_schema)
-    return EnforcementOption(made, enforcement, item.ignored or item.annotations, item.normal, item.alone)
+    return EnforcementOption(made, enforcement, item.ignored or item.annotations, item.place, item.alone)
 
 
 def _unasked(name: str, normal: Normal, spec: GrammarSpec, *, relax_schema: bool = False) -> EnforcementOption:
     """Return an option of a backend that the engine asks what it enforces; what is missing comes back as left out."""
-    return EnforcementOption(option_of(name, spec, relax_schema=relax_schema, unasked=True), "full", (), normal)
+    return EnforcementOption(option_of(name, spec, relax_schema=relax_schema, unasked=True), "full", (), normal.place)
 
 
 def _relaxing(option: GrammarOption) -> GrammarOption:

@@ -1,4 +1,4 @@
-"""Ways to enforce tool calls: every tool's schema is weakened where it must be, and what a format loses is named.
+"""Ways to enforce tool calls: every tool's schema is as a backend enforces it, and what a format loses is named.
 
 A format of calls describes arguments in its own way (`ToolParser.grammar`): as the JSON that the schema describes, as
 tags around values, as Python's keywords. Where the schema does not stand in the grammar as a whole, what the grammar
@@ -19,7 +19,7 @@ from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.spec.fields import RequestedGrammar
 from dovetail.grammar.spec.free_text import auto_grammar
 from dovetail.grammar.spec.limits import check_schema, check_spec
-from dovetail.grammar.spec.negotiation import RelaxedSpec, relaxed
+from dovetail.grammar.spec.negotiation import SchemaOffer, offered
 from dovetail.grammar.spec.normal import normalize
 from dovetail.grammar.spec.route import EnforcementOption, GrammarRoute, GrammarRouter, ToolSchema, not_strict
 from dovetail.grammar.spec.wire import option_of
@@ -37,7 +37,7 @@ _HELD = frozenset(("type", "properties", "required", "additionalProperties", "$d
 
 @dataclass(frozen=True)
 class ToolPlaces:
-    """Where places of a structural grammar of calls stood in the tools; an `EnforcementOption` has it as `Normal`.
+    """Where places of a structural grammar of calls stood in the tools; `place` is that of its `EnforcementOption`.
 
     Attributes:
         starts: By the pointer of a schema in the grammar: the tool's number, and where the schema stood in its own.
@@ -45,7 +45,7 @@ class ToolPlaces:
     """
 
     starts: Mapping[str, tuple[int, str]]
-    tools: Mapping[int, tuple[str, RelaxedSpec]]
+    tools: Mapping[int, tuple[str, SchemaOffer]]
 
     def found(self, pointer: str) -> tuple[int, str] | None:
         """Return the tool's number and the place in its schema as it was given; None where that is not known."""
@@ -56,7 +56,7 @@ class ToolPlaces:
                 if where.endswith(DERIVED):
                     where, key = where.removesuffix(DERIVED), inner.rpartition("/")[2]
                     inner = f"/{key}" if key in _at(item.schema, where) else ""
-                return number, item.normal.place(where + inner)
+                return number, item.place(where + inner)
         return None
 
     def place(self, pointer: str) -> str:
@@ -119,14 +119,14 @@ class ToolRouter:
     ) -> EnforcementOption | str:
         """Return one backend's option, or why there is none."""
         numbers = {each.name: number for number, each in enumerate(schemas)}
-        weak: dict[int, tuple[str, RelaxedSpec]] = {}
+        weak: dict[int, tuple[str, SchemaOffer]] = {}
         for number, each in enumerate(schemas):
             normal = normalize(json.loads(each.source), is_split=True)
-            item = relaxed(backend, normal, GrammarSpec(kind=Kind.JSON, source=""))
+            item = offered(backend, normal, GrammarSpec(kind=Kind.JSON, source=normal.source))
             if item.reason or not isinstance(item.schema, dict):
                 if self._router.enforced_only:
                     return f"of the parameters of the tool {each.name!r} nothing can be enforced: {item.reason}"
-                item = replace(item, schema={"type": "object"}, ignored=("",))
+                item = replace(item, source='{"type": "object"}', ignored=("",))
             weak[number] = (each.place, item)
         noted = [_noted(tool, numbers.get(tool["function"]["name"]), weak) for tool in tools]
         spec = self._grammar(noted, choice, parallel)
@@ -144,7 +144,7 @@ class ToolRouter:
                 continue
             number = numbers[tool["function"]["name"]]
             place, item = weak[number]
-            lost = [*item.ignored, *(item.normal.place(at) for at in _lost(number, item.schema, places, tool))]
+            lost = [*item.ignored, *(item.place(at) for at in _lost(number, item.schema, places, tool))]
             lost += [at[1] for at in unsaid if at is not None and at[0] == number]
             if lost and tool["function"].get("strict") and self._router.strict_schema:
                 raise not_strict(
@@ -153,7 +153,7 @@ class ToolRouter:
             ignored += [place + at for at in dict.fromkeys(lost)]
         ignored += [at for at in support.ignored if places.found(at) is None]
         made, alone = option_of(name, spec, relax_schema=True), tuple(map(places.place, support.alone))
-        return EnforcementOption(made, "approximate" if ignored else "full", tuple(ignored), places, alone)
+        return EnforcementOption(made, "approximate" if ignored else "full", tuple(ignored), places.place, alone)
 
     def _free(
         self, option: EnforcementOption, tools: Sequence[Tool], choice: Any, *, parallel: bool
@@ -222,7 +222,7 @@ def _content(spec: GrammarSpec) -> Mapping[str, Any] | None:
     return None
 
 
-def _noted(tool: Tool, number: int | None, weak: Mapping[int, tuple[str, RelaxedSpec]]) -> Tool:
+def _noted(tool: Tool, number: int | None, weak: Mapping[int, tuple[str, SchemaOffer]]) -> Tool:
     """Return a tool with its weakened schema, in which each part that a format may take has its place as a comment."""
     if number is None:
         return tool

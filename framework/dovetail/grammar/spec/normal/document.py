@@ -12,15 +12,12 @@ from typing import Any
 
 from dovetail.grammar.spec.normal import nodes
 from dovetail.grammar.spec.normal.is_normal import is_normal
-from dovetail.grammar.spec.normal.rewrite import Rewriter
 from dovetail.sdk.schemas import schema
 from dovetail.sdk.schemas.keywords import CONTENT, MEANING, draft_of
+from dovetail.sdk.schemas.origins import SchemaOrigin, origin_of
 from dovetail.sdk.schemas.references import REFERENCES, ReferencedSchema, References
 
 Node = dict[str, Any]
-MAX_GROWTH, MAX_ADDED = 4, 65536
-"""A rewritten schema is kept within so many times its size, and so many bytes more."""
-
 _REFERENCES = frozenset(REFERENCES)
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]")
 """Characters that a reference writes with escapes, which not every library reads."""
@@ -33,14 +30,15 @@ class Normal:
 
     Attributes:
         schema: It.
-        dropped: Places in the given schema of references that lead out of it: they are not enforced.
+        dropped: Places in the given schema that are not enforced: of references that lead out of it, and where there
+            are any, of what speaks of unevaluated parts, as these might evaluate them.
         places: For schemas of the form, by the identity of the object, where they stood; without any, where they do.
         text: Its source, where that is the text that was given.
     """
 
     schema: Any
     dropped: tuple[str, ...]
-    places: Mapping[int, nodes.SchemaOrigin]
+    places: Mapping[int, SchemaOrigin]
     text: str | None = None
 
     @cached_property
@@ -50,22 +48,7 @@ class Normal:
 
     def place(self, pointer: str) -> str:
         """Return where a keyword of the form, named by its pointer, stood in the given schema."""
-        if not self.places:
-            return pointer
-        parts = pointer.split("/")[1:]
-        node, best, rest = self.schema, self.places.get(id(self.schema)), parts
-        for index, part in enumerate(parts):
-            name = part.replace("~1", "/").replace("~0", "~")
-            if name == "anyOf" and isinstance(node, dict) and "anyOf" not in node and "oneOf" in node:
-                name = "oneOf"  # what a `oneOf` that cannot be enforced becomes
-            if isinstance(node, list):
-                node = node[int(name)] if name.isdecimal() and int(name) < len(node) else None
-            else:
-                node = node.get(name) if isinstance(node, dict) else None
-            found = self.places.get(id(node)) if isinstance(node, dict) else None
-            if found is not None:
-                best, rest = found, parts[index + 1 :]
-        return pointer if best is None else best.keyword(rest)
+        return origin_of(self.schema, self.places, pointer)
 
 
 def normalize(given: Any, text: str | None = None, *, is_split: bool = False) -> Normal:
@@ -82,18 +65,14 @@ def normalize(given: Any, text: str | None = None, *, is_split: bool = False) ->
     if text is not None and is_normal(given, len(text)):
         return Normal(given, (), {}, text)
     work = _Document(given, is_split=is_split)
-    plain = work.write()
-
-    def most() -> int:
-        size = len(json.dumps(given))
-        return max(MAX_GROWTH * size, size + MAX_ADDED)
-
-    rewritten = Rewriter(plain, work.places, most, lost=work.dropped).run()
-    return Normal(rewritten, tuple(work.dropped), work.places)
+    made = work.write()
+    if work.dropped:
+        work.drop_unevaluated(made)
+    return Normal(made, tuple(work.dropped), work.places)
 
 
 def plain(given: Any) -> Any:
-    """Return a schema in draft 2020-12's keywords with nothing rewritten, to validate texts by."""
+    """Return a schema in draft 2020-12's keywords, to validate texts by."""
     return _Document(given, is_validated=True).write() if isinstance(given, dict) else given
 
 
@@ -103,7 +82,7 @@ class _Document:
     def __init__(self, given: Node, *, is_validated: bool = False, is_split: bool = False) -> None:
         """Prepare; `is_validated`: texts are judged by it, so that bounds of numbers stay."""
         self._is_validated, self._is_split = is_validated, is_split
-        self.places: dict[int, nodes.SchemaOrigin] = {}
+        self.places: dict[int, SchemaOrigin] = {}
         self.dropped: list[str] = []
         self._given = given
         self._draft = draft_of(given)
@@ -142,6 +121,13 @@ class _Document:
             root["$defs"] = definitions
         return root
 
+    def drop_unevaluated(self, root: Any) -> None:
+        """Leave out what speaks of unevaluated parts: a reference that was dropped might evaluate them."""
+        for _, node in schema.every(root):
+            for key in _UNEVALUATED & node.keys() if isinstance(node, dict) else ():
+                self.dropped.append(self.places[id(node)].keyword([key]))
+                del node[key]
+
     def _object(self) -> tuple[Node, str]:
         """Return the schema with properties that the document names, and its place; else the document."""
         node, pointer, seen = self._given, "", [self._given]
@@ -168,7 +154,7 @@ class _Document:
         if not isinstance(node, dict):
             return node
         made: Node = {}
-        self.places[id(made)] = nodes.SchemaOrigin(pointer)
+        self.places[id(made)] = SchemaOrigin(pointer)
         reference = self._reference(node, pointer)
         if reference is False:
             return False

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
-import regex
+from dovetail.sdk.schemas.origins import SchemaOrigin
 
-from dovetail.sdk import expressions
-from dovetail.sdk.schemas import schema
-
-T = TypeVar("T")
 Node = dict[str, Any]
 COUNTS = frozenset(
     [
@@ -28,35 +21,8 @@ COUNTS = frozenset(
     ]
 )
 IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas"))
-MAX_FIND_S = 0.05
-"""Seconds of processor time that one schema's expressions are looked for in its names."""
-MAX_FIND_WORK = 10_000
-"""What one schema's automata may take before no other is made, in terms: some 50 ms."""
-MAX_PATTERN = 2000
 LARGEST = 10**18
 """Bounds of numbers beyond it are this one: backends write numbers out."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchemaOrigin:
-    """Where a schema stood: its pointer, and what its keywords were called there.
-
-    Attributes:
-        pointer: In the given document.
-        names: Keywords that have another name there.
-        whole: The schema was made of the keyword at `pointer`: what is in it stood there.
-    """
-
-    pointer: str
-    names: Mapping[str, str] | None = None
-    whole: bool = False
-
-    def keyword(self, parts: Sequence[str]) -> str:
-        """Return the pointer of what stands below the schema."""
-        if self.whole or not parts:
-            return self.pointer
-        first = (self.names or {}).get(parts[0], parts[0])
-        return "/".join((self.pointer, first, *parts[1:]))
 
 
 def simplify(node: Node, places: dict[int, SchemaOrigin], says_unevaluated: Callable[[], bool]) -> Any:
@@ -179,63 +145,3 @@ def _contains(node: Node) -> None:
         node.pop(key, None)
     if node.get("minItems") == 0:
         del node["minItems"]
-
-
-_OWN_SYNTAX = re.compile(r"\\[AGKLMNRXZhm]|\{(?!\d)|\[\[:|\(\?(?![:=!<])")
-"""What the library reads in a way of its own."""
-
-
-class Finder:
-    """Reads expressions of one schema, and finds them in names and texts of it, at bounded cost: clients write both.
-
-    Automata are bounded by their work, so that the same schema has the same form each time.
-    """
-
-    def __init__(self) -> None:
-        self._left_s = MAX_FIND_S
-        self._left_work = MAX_FIND_WORK
-
-    def matches(self, pattern: str, text: str) -> bool:
-        """Whether an expression finds something in a text.
-
-        Raises:
-            ValueError: It is no expression, or finding takes too long.
-        """
-        if self._left_s <= 0 or len(pattern) > MAX_PATTERN or _OWN_SYNTAX.search(pattern):
-            raise ValueError("finding it takes too long, or means something else elsewhere")
-        began = time.thread_time()
-        try:
-            return regex.search(pattern, text, timeout=self._left_s) is not None
-        except (regex.error, TimeoutError, RecursionError, OverflowError) as error:
-            if isinstance(error, TimeoutError):  # by the clock of all threads: this one's may say that time is left
-                self._left_s = 0.0
-            raise ValueError(str(error)) from None
-        finally:
-            self._left_s -= time.thread_time() - began
-
-    def complement(self, pattern: str) -> str | None:
-        """Return an expression of the texts in which another one is not found; None where none is known."""
-        return self._counted(lambda: expressions.complement(pattern))
-
-    def _counted(self, find: Callable[[], tuple[T, int]]) -> T | None:
-        if self._left_work <= 0:
-            return None
-        found, work = find()
-        self._left_work -= work
-        return found
-
-
-def kinds_of(node: Any) -> frozenset[str]:
-    """Return the types that a schema's own `type` allows."""
-    given = node.get("type") if isinstance(node, dict) else None
-    if given is None:
-        return frozenset(schema.TYPES)
-    return frozenset([given] if isinstance(given, str) else given)
-
-
-def kinds_in_common(first: frozenset[str], second: frozenset[str]) -> frozenset[str]:
-    """Return the types that values of two sets of types can both have."""
-    both = first & second
-    if ("number" in first and "integer" in second) or ("integer" in first and "number" in second):
-        both |= {"integer"}
-    return both

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from dovetail.grammar.spec.normal import counts
-from dovetail.grammar.spec.normal.disjoint import Disjoint
-from dovetail.grammar.spec.normal.logic import Logic, all_of, any_of, is_closed, values_of
-from dovetail.grammar.spec.normal.names import NameRules
-from dovetail.grammar.spec.normal.nodes import Finder, SchemaOrigin, kinds_in_common, kinds_of
-from dovetail.grammar.spec.normal.unevaluated import EvaluatedReader
 from dovetail.sdk.schemas import schema
+from dovetail.sdk.schemas.origins import SchemaOrigin
+from dovetail.sdk.schemas.types import kinds_in_common, kinds_of, values_of
+from dovetail_grammar.rewriting import counts
+from dovetail_grammar.rewriting.disjoint import Disjoint
+from dovetail_grammar.rewriting.finder import Finder
+from dovetail_grammar.rewriting.logic import Logic, all_of, any_of, is_closed
+from dovetail_grammar.rewriting.names import NameRules
+from dovetail_grammar.rewriting.unevaluated import EvaluatedReader
 
 Node = dict[str, Any]
 MAX_OPTIONS = 24
@@ -28,43 +29,36 @@ MAX_SEARCHES = 50
 class Rewriter:
     """Rewrites one document in place."""
 
-    def __init__(
-        self, root: Any, places: dict[int, SchemaOrigin], most: Callable[[], int], lost: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, root: Any, places: dict[int, SchemaOrigin], room: int) -> None:
         """Prepare.
 
         Args:
             root: The document.
             places: Where its parts stood.
-            most: Says how many bytes it may grow by; asked where there is something to rewrite.
-            lost: Places of references that led out of it.
+            room: How many characters it may grow by.
         """
         self._root = root
         self._places = places
-        self._most = most
-        self._room = 0
+        self._room = room
         finder = Finder()
         self._logic = Logic(root.get("$defs", {}) if isinstance(root, dict) else {}, finder)
-        owners = [place.rpartition("/")[0] for place in lost]
-        self._lost = {*owners, *(re.sub(r"(/allOf/\d+)+$", "", owner) for owner in owners)}
         self._disjoint = Disjoint(self._logic, finder)
-        self._evaluated = EvaluatedReader(self._logic, self._is_lost)
+        self._evaluated = EvaluatedReader(self._logic)
         self._names = NameRules(self._logic, finder)
         self._num_searches = 0
         self._kept: list[Any] = []  # objects that `places` knows by identity
 
-    def run(self) -> Any:
-        """Return the document."""
+    def run(self) -> bool:
+        """Rewrite; returns whether there is a keyword to rewrite."""
         every = [node for _, node in schema.every(self._root) if isinstance(node, dict)]
         if all(map(_KEYWORDS.isdisjoint, every)):
-            return self._root
-        self._room = self._most()
+            return False
         for node in every:
             if not _KEYWORDS.isdisjoint(node):
-                for key, rewriting in _REWRITES.items():
+                for key, rewriting in REWRITES.items():
                     if key in node:
                         rewriting(self, node)
-        return self._root
+        return True
 
     def _replace(self, node: Node, key: str, made: Any, *also: str, most: int = MAX_PRODUCT) -> bool:
         """Put a schema in a keyword's place, if there is room for it.
@@ -127,11 +121,6 @@ class Rewriter:
         if (place := self._places.get(id(node))) is not None:
             called = {**(place.names or {}), "additionalProperties": "unevaluatedProperties"}
             self._places[id(node)] = replace(place, names=called)
-
-    def _is_lost(self, node: Node) -> bool:
-        """Whether a reference of a schema, or of a part that says nothing else, led out of the document."""
-        place = self._places.get(id(node))
-        return place is not None and place.pointer in self._lost
 
     def negation(self, node: Node) -> None:
         """`not`, where the opposite can be said."""
@@ -271,7 +260,7 @@ class Rewriter:
             self._replace(node, "minProperties", any_of(alternatives or _not_object(node)), most=counts.MAX_SINGLE + 1)
 
 
-_REWRITES: dict[str, Callable[[Rewriter, Node], None]] = {
+REWRITES: dict[str, Callable[[Rewriter, Node], None]] = {
     "unevaluatedProperties": Rewriter.unevaluated,
     "propertyNames": Rewriter.property_names,
     "not": Rewriter.negation,
@@ -281,7 +270,7 @@ _REWRITES: dict[str, Callable[[Rewriter, Node], None]] = {
     "oneOf": Rewriter.one_of,
     "minProperties": Rewriter.min_properties,
 }
-_KEYWORDS = frozenset(_REWRITES)
+_KEYWORDS = frozenset(REWRITES)
 _ARRAYS = frozenset(("type", "items", "maxItems", "uniqueItems"))
 """Keywords with which a schema allows an empty array."""
 

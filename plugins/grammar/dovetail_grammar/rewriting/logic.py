@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.grammar.spec.normal.nodes import Finder, kinds_in_common, kinds_of
 from dovetail.sdk.schemas import schema
+from dovetail.sdk.schemas.types import kinds_in_common, kinds_of, types_of_value, values_of
+from dovetail_grammar.rewriting.finder import Finder
 
 Node = dict[str, Any]
 MAX_ALTERNATIVES = 12
@@ -175,16 +176,6 @@ def is_same(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-def types_of_value(value: Any) -> frozenset[str]:
-    """Return the names of the types that a value has: a whole number is an integer and a number."""
-    if isinstance(value, bool):
-        return frozenset(("boolean",))
-    if isinstance(value, (int, float)):
-        return _NUMBERS if float(value).is_integer() else frozenset(("number",))
-    names = {str: "string", list: "array", dict: "object", type(None): "null"}
-    return frozenset((names[type(value)],))
-
-
 def _other_types(node: Node, beside: Node) -> list[Any] | None:
     taken = set(kinds_of(node))
     if "integer" in taken and "number" not in taken and "number" in kinds_of(beside):
@@ -244,13 +235,3 @@ def _between(numbers: Sequence[float], kind: str) -> list[Any]:
         option |= {} if high is None else {"exclusiveMaximum": high}
         made.append(option)
     return made
-
-
-def values_of(node: Any) -> list[Any] | None:
-    """Return the values that a schema names; None where it names none."""
-    if not isinstance(node, dict):
-        return None
-    if "const" in node:
-        return [node["const"]]
-    given = node.get("enum")
-    return given if isinstance(given, list) else None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dovetail.grammar.spec.normal.logic import Logic, Node, all_of, is_same, types_of_value, values_of
-from dovetail.grammar.spec.normal.nodes import Finder, kinds_in_common, kinds_of
+from dovetail.sdk.schemas.types import kinds_in_common, kinds_of, types_of_value, values_of
+from dovetail_grammar.rewriting.finder import Finder
+from dovetail_grammar.rewriting.logic import Logic, Node, all_of, is_same
 
 MAX_DEPTH = 5
 MAX_LOOKS = 50_000

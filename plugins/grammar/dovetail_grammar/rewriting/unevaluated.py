@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.grammar.spec.normal.logic import Logic, Node
+from dovetail_grammar.rewriting.logic import Logic, Node
 
 MAX_DEPTH = 8
 
@@ -36,10 +35,9 @@ class Evaluated:
 class EvaluatedReader:
     """Reads the schemas of one document."""
 
-    def __init__(self, logic: Logic, is_lost: Callable[[Node], bool]) -> None:
-        """Keep what follows references, and what says whether one of a schema's led out of the document."""
+    def __init__(self, logic: Logic) -> None:
+        """Keep what follows references."""
         self._logic = logic
-        self._is_lost = is_lost
 
     def evaluated(self, node: Node) -> Evaluated | None:
         """Return what is evaluated for certain in a schema, None where more may be, in some instances.
@@ -56,7 +54,7 @@ class EvaluatedReader:
         if not isinstance(node, dict) or id(node) in certain.seen:
             return True
         certain.seen.add(id(node))
-        if depth > MAX_DEPTH or self._is_lost(node) or node.get("$ref") == "#":
+        if depth > MAX_DEPTH or node.get("$ref") == "#":
             return False
         certain.names |= dict.fromkeys(node.get("properties", ()))
         certain.patterns |= dict.fromkeys(node.get("patternProperties", ()))

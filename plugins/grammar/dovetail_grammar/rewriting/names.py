@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dovetail.grammar.spec.normal.logic import Logic, Node
-from dovetail.grammar.spec.normal.nodes import Finder
+from dovetail_grammar.rewriting.finder import Finder
+from dovetail_grammar.rewriting.logic import Logic, Node
 
 _LENGTHS = frozenset(("minLength", "maxLength"))
 
