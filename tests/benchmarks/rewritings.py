@@ -34,8 +34,8 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.grammar.spec.limits import check_spec
 from dovetail.grammar.spec.route import GrammarRouter
-from dovetail.sdk.expressions.plain import PlainExpression
 from dovetail_grammar import patterns, schema_backend
+from dovetail_grammar.expressions.plain import PlainExpression
 from dovetail_grammar.rewriting import counts, disjoint, finder, logic, rewrite
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
 

@@ -11,8 +11,8 @@ import time
 import jsonschema_rs
 import pytest
 
-from dovetail.sdk.expressions import complement, plainly
 from dovetail.sdk.expressions.reading import UnreadableError, read
+from dovetail_grammar.expressions import complement, plainly
 
 GIVEN = [
     "a(?!b)c", "^a(?=b)", "^(?!a)b|c$", "^(?!a+)b", "(?!a)b", r"^(?!\d)a", "^(?=a$|b)c", "^(?:(?!ab).)*$", r"\bab\b",

@@ -13,8 +13,8 @@ from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
 from dovetail.grammar.spec.limits import check_spec
 from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.sdk.expressions import complement, plainly
 from dovetail.sdk.schemas import schema
+from dovetail_grammar.expressions import complement, plainly
 from dovetail_grammar.schema_backend import divided
 
 FEW, MANY = 60, 240

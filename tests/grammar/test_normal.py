@@ -14,9 +14,9 @@ from random_pairs import CHECKER, Maker, is_valid, meant
 
 from dovetail.contracts.errors import RequestError
 from dovetail.grammar.spec.normal import plain
-from dovetail.sdk.expressions import complement
 from dovetail.sdk.schemas import schema
 from dovetail.sdk.schemas.references import check_references
+from dovetail_grammar.expressions import complement
 from dovetail_grammar.rewriting import finder
 
 NUM = int(os.environ.get("DOVETAIL_RANDOM_NORMAL", "600"))

@@ -47,6 +47,10 @@ MODULES = {f"{old}.{name}": f"{new}.{name}" for (old, new), names in _PACKAGES.i
     "dovetail.runtime.sampling.random": "dovetail.sdk.random",
     "dovetail.sdk.formats.marker_filter": "dovetail_parsers.families.marker_filter",
     "dovetail.sdk.formats.without": "dovetail_parsers.families.marker_filter",
+    "dovetail.sdk.expressions.meaning": "dovetail_grammar.expressions.meaning",
+    "dovetail.sdk.expressions.plain": "dovetail_grammar.expressions.plain",
+    "dovetail.sdk.expressions.terms": "dovetail_grammar.expressions.terms",
+    "dovetail.sdk.expressions.writing": "dovetail_grammar.expressions.writing",
     "dovetail.sdk.layers.cpu_products": "dovetail_backends.kernels.cpu_products",
     "dovetail.sdk.layers.cuda_products": "dovetail_backends.kernels.triton.packed_weight",
     "dovetail.sdk.layers.latent": "dovetail_models.latent",
@@ -61,7 +65,6 @@ MODULES = {f"{old}.{name}": f"{new}.{name}" for (old, new), names in _PACKAGES.i
 """Modules that have moved whole: where plugins may have imported them from, and where each is."""
 
 RENAMED = {
-    "dovetail.sdk.expressions.plain.Plain": "PlainExpression",
     "dovetail.sdk.formats.layout.View": "PhaseMarkers",
     "dovetail.sdk.layers.matrix.Stored": "StoredSlice",
     "dovetail.sdk.schemas.references.Target": "ReferencedSchema",

@@ -15,9 +15,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dovetail.sdk.expressions import plainly
 from dovetail.sdk.schemas.formats import PATTERNS, TEXT_PATTERNS
 from dovetail.sdk.schemas.schema import ANNOTATIONS, escape
+from dovetail_grammar.expressions import plainly
 from dovetail_grammar.patterns import strip_anchors
 
 ANY = r"/(.|\n)*/"

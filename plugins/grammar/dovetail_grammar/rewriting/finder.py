@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import regex
 
-from dovetail.sdk import expressions
+from dovetail_grammar.expressions import complement
 
 T = TypeVar("T")
 MAX_FIND_S = 0.05
@@ -51,7 +51,7 @@ class Finder:
 
     def complement(self, pattern: str) -> str | None:
         """Return an expression of the texts in which another one is not found; None where none is known."""
-        return self._counted(lambda: expressions.complement(pattern))
+        return self._counted(lambda: complement(pattern))
 
     def _counted(self, find: Callable[[], tuple[T, int]]) -> T | None:
         if self._left_work <= 0:

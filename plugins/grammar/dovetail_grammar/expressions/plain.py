@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dovetail.sdk.expressions.characters import ECMASCRIPT, RARE, Chars, Dialect
-from dovetail.sdk.expressions.meaning import Meaning
 from dovetail.sdk.expressions.reading import (
     ANYTHING,
     Alternation,
@@ -29,8 +28,9 @@ from dovetail.sdk.expressions.reading import (
     lengths,
     read,
 )
-from dovetail.sdk.expressions.terms import Terms, TooLargeError
-from dovetail.sdk.expressions.writing import text_of, write
+from dovetail_grammar.expressions.meaning import Meaning
+from dovetail_grammar.expressions.terms import Terms, TooLargeError
+from dovetail_grammar.expressions.writing import text_of, write
 
 MAX_KEPT = 512
 """Answers that are kept."""

@@ -26,7 +26,7 @@ from dovetail.sdk.expressions.reading import (
     lengths,
 )
 from dovetail.sdk.expressions.reading import Sequence as Parts
-from dovetail.sdk.expressions.terms import Terms, TooLargeError
+from dovetail_grammar.expressions.terms import Terms, TooLargeError
 
 MAX_COPIES = 8
 """Times that a part with look-around in it is written out."""

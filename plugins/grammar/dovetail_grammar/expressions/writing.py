@@ -12,7 +12,7 @@ from collections.abc import Sequence as Row
 
 from dovetail.sdk.expressions.characters import Chars, union, usual, written
 from dovetail.sdk.expressions.reading import Alternation, One, Repeat, Sequence, Tree
-from dovetail.sdk.expressions.terms import Automaton, TooLargeError
+from dovetail_grammar.expressions.terms import Automaton, TooLargeError
 
 MAX_WRITTEN = 6000
 """Characters of an expression."""

@@ -1,0 +1,8 @@
+"""Regular expressions as sets of texts, as ECMAScript reads them where nothing else is said.
+
+Says in plain expressions what look-around says, and what does not match; and whether two can match the same text.
+"""
+
+from dovetail_grammar.expressions.plain import complement, plainly
+
+__all__ = ["complement", "plainly"]
