@@ -16,10 +16,10 @@ from typing import Any
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Support
 from dovetail.sdk.schemas import schema
+from dovetail.sdk.schemas.types import kinds_of, types_of_value, values_of
 from dovetail_grammar.patterns import has_inner_anchors, is_odd, is_unreadable
 
 _SILENT = schema.ANNOTATIONS | schema.DEFINITIONS
-_OF_TYPE = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,10 +153,5 @@ def _agrees(node: Mapping[str, Any], key: str, other: str) -> bool:
     """Whether `type` beside `const` or `enum` adds nothing: all values have it."""
     if other != "type" or key not in ("const", "enum"):
         return False
-    types = node["type"] if isinstance(node["type"], list) else [node["type"]]
-    values = node["enum"] if key == "enum" else [node["const"]]
-    return all(_type_of(value) in types for value in values)
-
-
-def _type_of(value: Any) -> str:
-    return "null" if value is None else _OF_TYPE[type(value)]
+    types = kinds_of(node)
+    return all(types & types_of_value(value) for value in values_of(node) or ())
