@@ -45,8 +45,6 @@ class Disjoint:
             values = values_of(node)
             if values is not None and not any(self._may_be(value, other, kinds) for value in values):
                 return True
-        if kinds == {"array"} and _min_items(one, two) > 0 and self.are_items_disjoint(one, two, depth):
-            return True
         if kinds == {"object"} and self._objects_disjoint(one, two, beside, depth):
             return True
         return self._options_disjoint(one, two, beside, depth) or self._options_disjoint(two, one, beside, depth)
@@ -110,7 +108,7 @@ class Disjoint:
             return True
 
 
-_MERGED = ("type", "anyOf", "oneOf", "pattern", "minLength", "maxLength", "minItems")
+_MERGED = ("type", "anyOf", "oneOf", "pattern", "minLength", "maxLength")
 """Keywords of which one part of a conjunction says enough to be told apart by."""
 
 
@@ -134,10 +132,6 @@ def _merge(made: Node, part: Node) -> None:
 
 _SEEN = ("anyOf", "oneOf", "allOf", "$ref")
 """Keywords that `seen` has looked into."""
-
-
-def _min_items(one: Node, two: Node) -> float:
-    return float(max(one.get("minItems", 0), two.get("minItems", 0)))
 
 
 def _property(node: Node, name: str) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.sdk.schemas import schema
-from dovetail.sdk.schemas.types import kinds_in_common, kinds_of, types_of_value, values_of
+from dovetail.sdk.schemas.types import kinds_in_common, kinds_of, types_of_value
 from dovetail_grammar.rewriting.finder import Finder
 
 Node = dict[str, Any]
@@ -201,10 +201,6 @@ def _other_names(node: Node, beside: Node) -> list[Any] | None:
 
 
 def _other_values(values: Sequence[Any], node: Node, beside: Node) -> list[Any] | None:
-    known = values_of(beside)
-    if known is not None:
-        rest = [value for value in known if not any(is_same(value, other) for other in values)]
-        return [{"enum": rest}] if rest else []
     kinds = kinds_in_common(kinds_of(beside), kinds_of(node))
     listed = [value for kind in sorted(kinds & _LISTED.keys()) for value in _LISTED[kind]]
     rest = [value for value in listed if not any(is_same(value, other) for other in values)]

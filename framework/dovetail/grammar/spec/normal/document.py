@@ -73,15 +73,14 @@ def normalize(given: Any, text: str | None = None, *, is_split: bool = False) ->
 
 def plain(given: Any) -> Any:
     """Return a schema in draft 2020-12's keywords, to validate texts by."""
-    return _Document(given, is_validated=True).write() if isinstance(given, dict) else given
+    return _Document(given).write() if isinstance(given, dict) else given
 
 
 class _Document:
     """Writes one document anew."""
 
-    def __init__(self, given: Node, *, is_validated: bool = False, is_split: bool = False) -> None:
-        """Prepare; `is_validated`: texts are judged by it, so that bounds of numbers stay."""
-        self._is_validated, self._is_split = is_validated, is_split
+    def __init__(self, given: Node, *, is_split: bool = False) -> None:
+        self._is_split = is_split
         self.places: dict[int, SchemaOrigin] = {}
         self.dropped: list[str] = []
         self._given = given
@@ -167,8 +166,6 @@ class _Document:
             if key in meaning:
                 holds = key in schema.HOLDING and isinstance(value, (dict, list))
                 made[key] = self._value(key, value, f"{pointer}/{key}") if holds else value
-        if not self._is_validated:
-            nodes.clamp(made)
         return nodes.simplify(made, self.places, self._says_unevaluated)
 
     def _reference(self, node: Node, pointer: str) -> str | bool | None:

@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dovetail.grammar.spec.normal.nodes import LARGEST
-
 MAX_TEXT = 16 * 1024
 """Characters of a schema that is kept with its descriptions: a longer one is written without."""
 _SAID = ("title", "description", "default", "examples")
@@ -78,7 +76,7 @@ def _is_most(value: Any) -> bool:
 
 
 def _is_bound(value: Any) -> bool:
-    return not isinstance(value, bool) and abs(value) <= LARGEST
+    return not isinstance(value, bool)
 
 
 def _is_schema(value: Any) -> bool:

@@ -21,8 +21,6 @@ COUNTS = frozenset(
     ]
 )
 IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas"))
-LARGEST = 10**18
-"""Bounds of numbers beyond it are this one: backends write numbers out."""
 
 
 def simplify(node: Node, places: dict[int, SchemaOrigin], says_unevaluated: Callable[[], bool]) -> Any:
@@ -66,9 +64,12 @@ def _old_arrays(node: Node, names: dict[str, str]) -> None:
             names["items"] = "additionalItems"
 
 
+_EXCLUSIVE = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
+
+
 def _old_bounds(node: Node) -> None:
     """Draft 4 says `true` beside a bound."""
-    for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+    for exclusive, bound in _EXCLUSIVE.items():
         if isinstance(node.get(exclusive), bool) and node.pop(exclusive) and bound in node:
             node[exclusive] = node.pop(bound)
 
@@ -80,24 +81,18 @@ def _old_dependencies(node: Node, names: dict[str, str]) -> None:
         names[key] = "dependencies"
 
 
-def clamp(node: Node) -> None:
-    """Bring bounds of numbers, which may be `true` in draft 4, to what backends can write out."""
-    for key in _BOUNDS.keys() & node.keys():
-        if _BOUNDS[key] * node[key] > LARGEST:
-            node[key] = _BOUNDS[key] * LARGEST
-
-
 _SILENT: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,), "minItems": (0,), "minLength": (0,), "minProperties": (0,), "required": ([],),
     "additionalProperties": (True, {}), "items": (True, {}), "patternProperties": ({},), "dependentRequired": ({},),
     "dependentSchemas": ({},), "propertyNames": (True, {}, {"type": "string"}), "not": (False,),
     "unevaluatedItems": (True, {}), "unevaluatedProperties": (True, {}), "contains": (), "pattern": ("", ".*", "^.*"),
 }  # fmt: skip
-_BOUNDS = {"maximum": 1, "exclusiveMaximum": 1, "minimum": -1, "exclusiveMinimum": -1}
 _EVALUATING = {"additionalProperties": "unevaluatedProperties", "items": "unevaluatedItems"}
 """Keywords beside which nothing is unevaluated, and what would speak of that."""
 _EVALUATION_WORDS = frozenset((*_EVALUATING, *_EVALUATING.values()))
-_SIMPLIFIED = frozenset((*_SILENT, *COUNTS, *_BOUNDS, "additionalItems", "dependencies", "if", "then", "else", "allOf"))
+_SIMPLIFIED = frozenset(
+    (*_SILENT, *COUNTS, *_EXCLUSIVE, "additionalItems", "dependencies", "if", "then", "else", "allOf")
+)
 """Keywords that `simplify` may change."""
 
 
