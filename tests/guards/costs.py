@@ -65,7 +65,7 @@ def launches() -> Figures:
 
 PARTS: dict[str, Callable[[], Figures]] = {
     "lines": lines,
-    "requests": lambda: request_costs.measure() | request_costs.engine_cost(),
+    "requests": lambda: request_costs.measure() | request_costs.engine_cost() | request_costs.schema_cost(),
     "times": request_costs.token_times,
     "starts": start_costs.measure,
     "launches": launches,

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests/server"))
+sys.path[:0] = [str(ROOT / "tests/server"), str(ROOT / "tests/grammar")]
 
 FEW, MANY = "a" * 12, "a" * 44
 """Two replies, a byte being a token: what they differ by is the cost of their tokens."""
@@ -209,6 +209,30 @@ def engine_cost() -> Costs:
             name: found[name] for name in ("changes there", "calls there", "files")
         }
     }
+
+
+def schema_cost() -> Costs:
+    """Return what a streamed chat costs, with the demo model and its engine, that brings a schema nobody has seen."""
+    from served import Served
+
+    class Ported(Served):
+        """Says its port, as `ask` wants it."""
+
+        @property
+        def port(self) -> int:
+            return int(self.listener.getsockname()[1])
+
+    path, body = REQUESTS["chat, streamed"]
+
+    def with_schema(name: str) -> dict[str, Any]:
+        schema = {"type": "object", "properties": {name: {"type": "string"}}, "required": [name]}
+        held = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+        return {**body, "model": "dovetail-demo", "max_tokens": 12, "response_format": held}
+
+    with traced(lambda folder: Ported(file_storage_path=str(folder))) as (server, trace):
+        ask(server, trace, path, with_schema("first"))
+        found = median(ask(server, trace, path, with_schema(f"name{n}")) for n in range(REPEATS))
+    return {"chat, streamed, with a schema and the demo's engine": {"files": found["files"]}}
 
 
 def median(found: Iterable[dict[str, int]]) -> dict[str, float]:

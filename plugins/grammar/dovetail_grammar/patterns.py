@@ -7,8 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from dovetail.contracts.errors import RequestError
-from dovetail.sdk.expressions import RARE, unicode_dialect
-from dovetail_grammar.expressions import plainly
+from dovetail_grammar.expressions import RARE, plainly, unicode_dialect
 
 _UNREADABLE = re.compile(r"\(\?[=!<]|\\[1-9bBk]")
 _DOUBLED = re.compile(r"(?:[*+?]|\{\d+(?:,\d*)?\})(?:[*+]|\{\d+(?:,\d*)?\})")

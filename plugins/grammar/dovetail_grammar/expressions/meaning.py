@@ -11,8 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from dovetail.sdk.expressions import characters
-from dovetail.sdk.expressions.characters import WORD, Chars
+from dovetail.sdk.expressions.characters import WORD, Chars, others
 from dovetail.sdk.expressions.reading import (
     ANYTHING,
     Alternation,
@@ -26,6 +25,7 @@ from dovetail.sdk.expressions.reading import (
     lengths,
 )
 from dovetail.sdk.expressions.reading import Sequence as Parts
+from dovetail_grammar.expressions.characters import both, classes
 from dovetail_grammar.expressions.terms import Terms, TooLargeError
 
 MAX_COPIES = 8
@@ -45,12 +45,12 @@ class Meaning:
         """Read the characters of all of them; `word` are those that words consist of."""
         self._word = word
         found = {word, *chain.from_iterable(map(_sets, trees))}
-        self.classes: list[Chars] = characters.classes(sorted(found))
+        self.classes: list[Chars] = classes(sorted(found))
         self.terms = Terms(len(self.classes))
         self._num_read = 0
         self._masks: dict[Chars, int] = {}
         self._words = self._mask(word)
-        anything, rest = self.terms.anything, self._mask(characters.others(word))
+        anything, rest = self.terms.anything, self._mask(others(word))
         self._ends = {
             IN_WORD: self.terms.cat(anything, self.terms.chars(self._words)),
             OUTSIDE: self.terms.cat(anything, self.terms.chars(rest)),
@@ -70,7 +70,7 @@ class Meaning:
 
     def _mask(self, chars: Chars) -> int:
         if chars not in self._masks:
-            self._masks[chars] = sum(1 << i for i, own in enumerate(self.classes) if characters.both(own, chars))
+            self._masks[chars] = sum(1 << i for i, own in enumerate(self.classes) if both(own, chars))
         return self._masks[chars]
 
     def _plain(self, tree: Tree) -> int:
@@ -203,8 +203,8 @@ def _known(front: Sequence[Tree], before: Before, word: Chars) -> Before:
 def _last(tree: Tree, word: Chars) -> set[str]:
     """Return what the last character of an expression's texts may be."""
     if isinstance(tree, One):
-        parts = ((IN_WORD, word), (OUTSIDE, characters.others(word)))
-        return {kind for kind, members in parts if characters.both(tree.chars, members)}
+        parts = ((IN_WORD, word), (OUTSIDE, others(word)))
+        return {kind for kind, members in parts if both(tree.chars, members)}
     if isinstance(tree, Alternation):
         return set().union(*(_last(option, word) for option in tree.options))
     if isinstance(tree, Repeat):

@@ -14,7 +14,7 @@ from collections.abc import Sequence as Row
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from dovetail.sdk.expressions.characters import ECMASCRIPT, RARE, Chars, Dialect
+from dovetail.sdk.expressions.characters import ECMASCRIPT, Chars, Dialect
 from dovetail.sdk.expressions.reading import (
     ANYTHING,
     Alternation,
@@ -28,6 +28,7 @@ from dovetail.sdk.expressions.reading import (
     lengths,
     read,
 )
+from dovetail_grammar.expressions.characters import RARE
 from dovetail_grammar.expressions.meaning import Meaning
 from dovetail_grammar.expressions.terms import Terms, TooLargeError
 from dovetail_grammar.expressions.writing import text_of, write

@@ -10,8 +10,9 @@ import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Row
 
-from dovetail.sdk.expressions.characters import Chars, union, usual, written
+from dovetail.sdk.expressions.characters import Chars, union
 from dovetail.sdk.expressions.reading import Alternation, One, Repeat, Sequence, Tree
+from dovetail_grammar.expressions.characters import usual, written
 from dovetail_grammar.expressions.terms import Automaton, TooLargeError
 
 MAX_WRITTEN = 6000
