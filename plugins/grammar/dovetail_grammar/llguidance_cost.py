@@ -17,7 +17,7 @@ from typing import Any
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.sdk.schemas import schema
-from dovetail.sdk.schemas.structural import schemas_in
+from dovetail.sdk.schemas.structural import schemas_with_places
 from dovetail_grammar.llguidance_schema import is_inexact, num_states
 
 MAX_INLINE = 32 * 1024
@@ -61,7 +61,7 @@ def cost_of(spec: GrammarSpec) -> float:
         return SchemaCost(schema.parse(spec.source), schema.nodes(spec.source)).total()
     if spec.kind is Kind.STRUCTURAL:
         value = json.loads(spec.source)
-        inner = sum(SchemaCost(found).total() for found in schemas_in(value))
+        inner = sum(SchemaCost(found).total() for _, found in schemas_with_places(value))
         return inner + sum(pattern_cost(text) for text in _patterns(value)) + PER_CHARACTER * len(spec.source)
     if spec.kind is Kind.LARK and "%json" in spec.source:
         return math.inf  # the library reads that schema as it stands, and some end its process

@@ -85,19 +85,6 @@ def formats_of(value: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def schemas_in(value: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield every JSON schema in a structural grammar that `check` has passed."""
-    stack: list[Mapping[str, Any]] = [formats_of(value)]
-    while stack:
-        node = stack.pop()
-        if "json_schema" in node:
-            yield node["json_schema"]
-        stack += [item for key in ("elements", "tags") for item in node.get(key, ())]
-        stack += [rule[1] for rule in node.get("rules", ())]
-        if "content" in node:
-            stack.append(node["content"])
-
-
 def check(value: Any) -> None:
     """Check a structural grammar.
 
