@@ -56,7 +56,8 @@ SUBSET = Subset(
 class XgrammarBackend(SchemaBackend):
     """See the module."""
 
-    kinds = frozenset((Kind.JSON, Kind.JSON_OBJECT, Kind.REGEX, Kind.EBNF, Kind.CHOICE, Kind.STRUCTURAL))
+    # No structural tags: where they name an added token, its name could be spelled out in other tokens.
+    kinds = frozenset((Kind.JSON, Kind.JSON_OBJECT, Kind.REGEX, Kind.EBNF, Kind.CHOICE))
     preference = dict.fromkeys(kinds, 50)
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -80,8 +81,6 @@ class XgrammarBackend(SchemaBackend):
             return Support.no(
                 r"what is no \w, \d or \s is of ASCII to it, and a bracket that is first in a class its end"
             )
-        if spec.kind is Kind.STRUCTURAL:
-            return Support.no("added tokens could be spelled out in other tokens")
         return Support.full() if spec.kind in self.kinds else Support.no(f"does not read {spec.kind}")
 
     def library_compile(self, spec: GrammarSpec, limits: GrammarLimits) -> CompiledGrammar | bytes:
@@ -221,8 +220,6 @@ def _compile(library: Any, compiler: Any, spec: GrammarSpec) -> Any:
     if spec.kind is Kind.CHOICE:
         choices = " | ".join(json.dumps(choice) for choice in read_choices(spec.source))
         return compiler.compile_grammar(f"root ::= {choices}")
-    if spec.kind is Kind.STRUCTURAL:
-        return compiler.compile_structural_tag(spec.source)
     return compiler.compile_grammar(library.Grammar.from_ebnf(spec.source))
 
 
