@@ -15,6 +15,7 @@ from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.sdk.schemas import schema
 from dovetail_grammar.expressions import complement, plainly
+from dovetail_grammar.rewriting.form import form_of
 from dovetail_grammar.schema_backend import divided
 
 FEW, MANY = 60, 240
@@ -104,7 +105,7 @@ def num_calls(router: GrammarRouter, given: Any) -> int:
         nonlocal count
         count += event in ("call", "c_call")
 
-    for kept in (schema.parse, schema.nodes, complement, plainly, divided):
+    for kept in (schema.parse, schema.nodes, complement, plainly, divided, form_of):
         kept.cache_clear()
     sys.setprofile(noted)
     try:
