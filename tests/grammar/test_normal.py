@@ -175,11 +175,14 @@ def test_a_schema_has_the_same_form_whatever_was_asked_before() -> None:
 
 
 def test_what_a_lost_reference_evaluates_is_not_guessed() -> None:
-    """A reference out of the schema may evaluate any property: none is refused for it."""
+    """A reference out of the schema may evaluate any property and item: none is refused for it."""
     given = {"allOf": [{"$ref": "http://example.com/x.json"}], "properties": {"a": {}}, "unevaluatedProperties": False}
     form = written(given)
     assert not form.schema.keys() & {"additionalProperties", "unevaluatedProperties"}
     assert form.dropped == ("/allOf/0/$ref", "/unevaluatedProperties")
+    items = written({"$ref": "http://example.com/x.json", "unevaluatedItems": False})
+    assert items.schema == {}
+    assert items.dropped == ("/$ref", "/unevaluatedItems")
 
 
 def test_references_become_local() -> None:

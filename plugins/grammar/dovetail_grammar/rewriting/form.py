@@ -11,11 +11,11 @@ from typing import Any
 from dovetail.sdk.schemas.lru import LRUMemo
 from dovetail.sdk.schemas.origins import SchemaOrigin, origin_of
 from dovetail.sdk.schemas.schema import every, parse
-from dovetail_grammar.rewriting.rewrite import REWRITES, Rewriter
+from dovetail_grammar.rewriting.rewrite import KEYWORDS, Rewriter
 
 MAX_GROWTH, MAX_ADDED = 4, 65536
 """A rewritten schema is kept within so many times its size, and so many characters more."""
-_MAY_CHANGE = re.compile(f'"(?:{"|".join(REWRITES)})"')
+_MAY_CHANGE = re.compile(f'"(?:{"|".join(sorted(KEYWORDS))})"')
 
 
 @dataclass(frozen=True)

@@ -51,10 +51,13 @@ class Rewriter:
     def run(self) -> bool:
         """Rewrite; returns whether there is a keyword to rewrite."""
         every = [node for _, node in schema.every(self._root) if isinstance(node, dict)]
-        if all(map(_KEYWORDS.isdisjoint, every)):
+        if all(map(KEYWORDS.isdisjoint, every)):
             return False
         for node in every:
-            if not _KEYWORDS.isdisjoint(node):
+            _rest_of_items(node)
+            _contained(node)
+        for node in every:
+            if not KEYWORDS.isdisjoint(node):
                 for key, rewriting in REWRITES.items():
                     if key in node:
                         rewriting(self, node)
@@ -270,9 +273,33 @@ REWRITES: dict[str, Callable[[Rewriter, Node], None]] = {
     "oneOf": Rewriter.one_of,
     "minProperties": Rewriter.min_properties,
 }
-_KEYWORDS = frozenset(REWRITES)
+KEYWORDS = frozenset((*REWRITES, "contains", "unevaluatedItems"))
+_IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas", "contains"))
 _ARRAYS = frozenset(("type", "items", "maxItems", "uniqueItems"))
 """Keywords with which a schema allows an empty array."""
+
+
+def _rest_of_items(node: Node) -> None:
+    """Where nothing in place evaluates, the items that are unevaluated are those behind the first."""
+    if "unevaluatedItems" in node and _IN_PLACE.isdisjoint(node):
+        node.setdefault("items", node.pop("unevaluatedItems"))
+
+
+def _contained(node: Node) -> None:
+    """Without a condition, what is contained is counted."""
+    if "contains" not in node or "unevaluatedItems" in node:
+        return
+    least, most = node.get("minContains", 1), node.get("maxContains")
+    if node["contains"] in (True, {}):
+        node["minItems"] = max(node.get("minItems", 0), least)
+        if most is not None:
+            node["maxItems"] = min(node.get("maxItems", most), most)
+    elif least or most is not None:
+        return
+    for key in ("contains", "minContains", "maxContains"):
+        node.pop(key, None)
+    if node.get("minItems") == 0:
+        del node["minItems"]
 
 
 def _beside(node: Node, *without: str) -> Node:

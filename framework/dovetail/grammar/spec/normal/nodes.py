@@ -20,7 +20,6 @@ COUNTS = frozenset(
         "maxContains",
     ]
 )
-IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas"))
 
 
 def simplify(node: Node, places: dict[int, SchemaOrigin], says_unevaluated: Callable[[], bool]) -> Any:
@@ -46,8 +45,6 @@ def simplify(node: Node, places: dict[int, SchemaOrigin], says_unevaluated: Call
     if "not" in node and node["not"] in (True, {}):
         return False
     _drop_silent(node, says_unevaluated)
-    _unevaluated(node)
-    _contains(node)
     return node
 
 
@@ -117,26 +114,3 @@ def _drop_silent(node: Node, says_unevaluated: Callable[[], bool]) -> None:
         node["allOf"] = [part for part in node["allOf"] if part is not True and part != {}]
         if not node["allOf"]:
             del node["allOf"]
-
-
-def _unevaluated(node: Node) -> None:
-    """Where nothing in place evaluates, the items that are unevaluated are those behind the first."""
-    if "unevaluatedItems" in node and not IN_PLACE & set(node) and "contains" not in node:
-        node.setdefault("items", node.pop("unevaluatedItems"))
-
-
-def _contains(node: Node) -> None:
-    """Without a condition, what is contained is counted."""
-    if "contains" not in node:
-        return
-    least, most = node.get("minContains", 1), node.get("maxContains")
-    if node.get("contains") in (True, {}) and "contains" in node and "unevaluatedItems" not in node:
-        node["minItems"] = max(node.get("minItems", 0), least)
-        if most is not None:
-            node["maxItems"] = min(node.get("maxItems", most), most)
-    elif not ("contains" in node and least == 0 and most is None and "unevaluatedItems" not in node):
-        return
-    for key in ("contains", "minContains", "maxContains"):
-        node.pop(key, None)
-    if node.get("minItems") == 0:
-        del node["minItems"]
