@@ -150,7 +150,7 @@ class Compiler:
             raise RequestError(reply.error, code=reply.code) if reply.code else PluginError(reply.error)
         _check_cost(reply)
         if reply.blob is None:
-            source = without(option.kind, option.source, reply.ignored)
+            source = without(option.source, reply.ignored)
             again = self.inline(msgspec.structs.replace(option, source=source))
             return CompileResult(again.grammar, backend, reply.load_bytes, reply.ignored)
         return CompileResult(backend.load(reply.blob), backend, reply.load_bytes, reply.ignored)

@@ -41,7 +41,7 @@ def is_relaxable(code: str | None, message: str) -> bool:
     return code not in ("grammar_too_large", "invalid_json_schema") and _NEVER.search(message) is None
 
 
-def without(kind: str, source: str, places: Sequence[str]) -> str:
+def without(source: str, places: Sequence[str]) -> str:
     """Return a source without the keywords at some places."""
     return json.dumps(schema.leave_out(json.loads(source), places), ensure_ascii=False) if places else source
 

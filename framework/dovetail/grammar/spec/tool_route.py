@@ -152,7 +152,8 @@ class ToolRouter:
                 )
             ignored += [place + at for at in dict.fromkeys(lost)]
         ignored += [at for at in support.ignored if places.found(at) is None]
-        made, alone = option_of(name, spec, relax_schema=True), tuple(map(places.place, support.alone))
+        made = option_of(name, support.to_compile(spec), relax_schema=True)
+        alone = tuple(map(places.place, support.alone))
         return EnforcementOption(made, "approximate" if ignored else "full", tuple(ignored), places.place, alone)
 
     def _free(
