@@ -12,7 +12,6 @@ import json
 import os
 import random
 import re
-import threading
 import time
 from collections.abc import Callable, Container, Hashable, Sequence
 from dataclasses import replace
@@ -90,9 +89,6 @@ class LlguidanceBackend(SchemaBackend):
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Keep the vocabulary; the library's own tokenizer is made at first use."""
         super().__init__(vocabulary)
-        self._lock = threading.Lock()
-        self._tokenizer: Any = None
-        self._ends: Ends | None = None
         self._num_threads = min(MAX_THREADS, len(os.sched_getaffinity(0)) - 1)
         self._executor: Any = None
         self._kept: KeptMasks | None = None
@@ -143,7 +139,7 @@ class LlguidanceBackend(SchemaBackend):
             raise RequestError(text, code="unsupported_grammar")
         build = None if took_s > MAX_BUILD_S else lambda: self._matcher(source)
         make_states = (lambda: states_of(kind, vocabulary_digest, self._made_texts())) if vocabulary_digest else None
-        return LlguidanceGrammar(matcher, row[0], len(source), self._made_ends(), build, make_states)
+        return LlguidanceGrammar(matcher, row[0], len(source), self._ends, build, make_states)
 
     def _matcher(self, source: str) -> Any:
         library = self._library
@@ -244,21 +240,14 @@ class LlguidanceBackend(SchemaBackend):
             return spec
         return replace(spec, kind=Kind.JSON, source=prepare_schema(spec, spacing(spec)))
 
-    def _made_ends(self) -> Ends:
-        if self._ends is None:
-            self._ends = Ends.of(self._vocabulary)
-        return self._ends
-
     def _made_texts(self) -> CallTexts:
         if self._texts is None:
             self._texts = CallTexts(self._vocabulary)
         return self._texts
 
-    def _shared(self) -> Any:
-        with self._lock:
-            if self._tokenizer is None:
-                self._tokenizer = make_tokenizer(self._library, self._vocabulary)
-            return self._tokenizer
+    def library_shared(self) -> Any:
+        """Make the library's tokenizer."""
+        return make_tokenizer(self._library, self._vocabulary)
 
 
 class LlguidanceGrammar:

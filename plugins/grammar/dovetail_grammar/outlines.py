@@ -14,7 +14,6 @@ Defined by outlines_core's documentation.
 from __future__ import annotations
 
 import re
-import threading
 from typing import Any
 
 from dovetail.contracts.errors import RequestError
@@ -58,10 +57,7 @@ class OutlinesBackend(SchemaBackend):
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Keep the vocabulary; outlines_core's own form of it is made at first use."""
         super().__init__(vocabulary)
-        self._lock = threading.Lock()
         self._library = import_library("outlines", "outlines_core", "outlines_core.json_schema")
-        self._shared_vocabulary: Any = None
-        self._ends: Ends | None = None
 
     def library_supports(self, spec: GrammarSpec) -> Support:
         """FULL for regular expressions without look-around and for the subset of schemas that is enforced."""
@@ -70,7 +66,7 @@ class OutlinesBackend(SchemaBackend):
         if spec.kind is Kind.REGEX and has_inner_anchors(spec.source):
             return Support.no("anchors within an expression are ignored")
         if spec.kind is not Kind.JSON:
-            return Support.full() if spec.kind in self.kinds else Support.no(f"does not read {spec.kind}")
+            return Support.full()
         if _is_open(spec.source):
             return Support.no("values of any type or with any keys have no regular expression")
         return SUBSET.support(spec)
@@ -87,8 +83,6 @@ class OutlinesBackend(SchemaBackend):
 
     def library_load(self, blob: bytes) -> CompiledGrammar:
         """Read an index's binary form."""
-        if self._ends is None:
-            self._ends = Ends.of(self._vocabulary)
         return OutlinesGrammar(self._library, self._library.Index.from_binary(blob), len(blob), self._ends)
 
     def _index(self, regex: str) -> Any:
@@ -98,11 +92,11 @@ class OutlinesBackend(SchemaBackend):
         unless the expression ends with `$`, which it refuses where the empty text matches.
         """
         try:
-            return self._library.Index(f"(?:{regex})$", self._made_vocabulary())
+            return self._library.Index(f"(?:{regex})$", self._shared())
         except ValueError as error:
             if "universal start state" not in str(error):
                 raise
-            return self._library.Index(regex, self._made_vocabulary())
+            return self._library.Index(regex, self._shared())
 
     def _regex(self, spec: GrammarSpec) -> str:
         if spec.kind is Kind.REGEX:
@@ -114,15 +108,13 @@ class OutlinesBackend(SchemaBackend):
         regex: str = self._library.json_schema.build_regex_from_schema(spec.source, between)
         return regex
 
-    def _made_vocabulary(self) -> Any:
-        with self._lock:
-            if self._shared_vocabulary is None:
-                by_bytes: dict[bytes, list[int]] = {}
-                for token_id, token in enumerate(self._vocabulary.tokens):
-                    if token:
-                        by_bytes.setdefault(token, []).append(token_id)
-                self._shared_vocabulary = self._library.Vocabulary(min(self._vocabulary.eos_ids), by_bytes)
-            return self._shared_vocabulary
+    def library_shared(self) -> Any:
+        """Make the library's vocabulary."""
+        by_bytes: dict[bytes, list[int]] = {}
+        for token_id, token in enumerate(self._vocabulary.tokens):
+            if token:
+                by_bytes.setdefault(token, []).append(token_id)
+        return self._library.Vocabulary(min(self._vocabulary.eos_ids), by_bytes)
 
 
 class OutlinesGrammar:

@@ -9,10 +9,11 @@ and its matchers are watched (`unique`). What cannot be watched is named as igno
 from __future__ import annotations
 
 import json
+import threading
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -32,6 +33,7 @@ from dovetail.sdk.masks import Words
 from dovetail.sdk.schemas.schema import every, leave_out
 from dovetail.sdk.schemas.structural import schemas_with_places
 from dovetail_grammar.choices import UNREADABLE
+from dovetail_grammar.matching import Ends
 from dovetail_grammar.rewriting.form import SchemaForm, form_of
 from dovetail_grammar.unique.locations import KEY, unique_places
 from dovetail_grammar.unique.matcher import UniqueGrammar, UniqueMatcher
@@ -64,6 +66,24 @@ class SchemaBackend(GrammarBackend):
         """Keep the vocabulary."""
         self._vocabulary = vocabulary
         self._token_texts = TokenTexts(vocabulary)
+        self._lock = threading.Lock()
+        self._made: Any = None
+
+    @cached_property
+    def _ends(self) -> Ends:
+        """The tokens that end a reply."""
+        return Ends.of(self._vocabulary)
+
+    def _shared(self) -> Any:
+        """Return what `library_shared` made at the first call."""
+        with self._lock:
+            if self._made is None:
+                self._made = self.library_shared()
+            return self._made
+
+    @abstractmethod
+    def library_shared(self) -> Any:
+        """Make what all grammars share: the library's own form of the vocabulary."""
 
     @abstractmethod
     def library_supports(self, spec: GrammarSpec) -> Support:
@@ -86,6 +106,8 @@ class SchemaBackend(GrammarBackend):
 
     def supports(self, spec: GrammarSpec) -> Support:
         """Say what is enforced of a source: it is rewritten, and what the library refuses is left out of it."""
+        if spec.kind not in self.kinds:
+            return Support.no(f"does not read {spec.kind}")
         try:
             form = form_of(spec.source) if spec.kind is Kind.JSON else SchemaForm(spec.source)
             tried = spec if form.source is spec.source else replace(spec, source=form.source)

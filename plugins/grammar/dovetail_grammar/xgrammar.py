@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,6 @@ from dovetail.contracts.grammar import (
     GrammarSpec,
     Kind,
     Support,
-    Vocabulary,
 )
 from dovetail_grammar.choices import read_choices
 from dovetail_grammar.patterns import has_inner_anchors, has_unknown_escapes, is_unreadable, strip_anchors
@@ -60,13 +58,6 @@ class XgrammarBackend(SchemaBackend):
     kinds = frozenset((Kind.JSON, Kind.JSON_OBJECT, Kind.REGEX, Kind.EBNF, Kind.CHOICE))
     preference = dict.fromkeys(kinds, 50)
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        """Keep the vocabulary. The library is imported at first use: it brings torch along."""
-        super().__init__(vocabulary)
-        self._lock = threading.Lock()
-        self._library: Any = None
-        self._info: Any = None
-
     def library_supports(self, spec: GrammarSpec) -> Support:
         """FULL for what is known to be enforced; all else is named."""
         if spec.whitespace is not None:
@@ -81,7 +72,7 @@ class XgrammarBackend(SchemaBackend):
             return Support.no(
                 r"what is no \w, \d or \s is of ASCII to it, and a bracket that is first in a class its end"
             )
-        return Support.full() if spec.kind in self.kinds else Support.no(f"does not read {spec.kind}")
+        return Support.full()
 
     def library_compile(self, spec: GrammarSpec, limits: GrammarLimits) -> CompiledGrammar | bytes:
         """Compile. What takes long returns in the library's JSON form, which takes four times as long to write.
@@ -112,17 +103,13 @@ class XgrammarBackend(SchemaBackend):
         """Import the library, which takes a second."""
         import_library("xgrammar", "xgrammar")
 
-    def _shared(self) -> tuple[Any, Any]:
-        with self._lock:
-            if self._library is None:
-                self._library = import_library("xgrammar", "xgrammar")
-                v = self._vocabulary
-                tokens = [b"" if i in v.special_ids else token for i, token in enumerate(v.tokens)]
-                tokens += [b""] * (v.size - len(tokens))  # an end behind the last token would be forgotten
-                self._info = self._library.TokenizerInfo(
-                    tokens, self._library.VocabType.RAW, vocab_size=v.size, stop_token_ids=sorted(v.eos_ids)
-                )
-            return self._library, self._info
+    def library_shared(self) -> tuple[Any, Any]:
+        """Import the library, which brings torch along, and make its tokenizer."""
+        library, v = import_library("xgrammar", "xgrammar"), self._vocabulary
+        tokens = [b"" if i in v.special_ids else token for i, token in enumerate(v.tokens)]
+        tokens += [b""] * (v.size - len(tokens))  # an end behind the last token would be forgotten
+        info = library.TokenizerInfo(tokens, library.VocabType.RAW, vocab_size=v.size, stop_token_ids=sorted(v.eos_ids))
+        return library, info
 
 
 class XgrammarGrammar:
