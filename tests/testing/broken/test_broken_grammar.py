@@ -16,6 +16,7 @@ from dovetail.contracts.grammar import (
     GrammarSpec,
     Kind,
     Support,
+    SupportLevel,
     Vocabulary,
 )
 from dovetail_testing import check_class, conformance_class
@@ -217,6 +218,30 @@ class Dishonest(Finite):
         return super().compile(spec, limits)
 
 
+class Loosens(Finite):
+    """Has a schema compiled that allows more than the one it was asked about."""
+
+    def supports(self, spec: GrammarSpec) -> Support:
+        found = '{"enum": ["a", 8, 6, "b", [2], [1, 1]]}' if spec.kind is Kind.JSON else None
+        return Support(SupportLevel.FULL, source=found)
+
+
+class Rewrites(Finite):
+    """Reads `const` only as it rewrites it."""
+
+    def supports(self, spec: GrammarSpec) -> Support:
+        answer = super().supports(spec)
+        if spec.kind is not Kind.JSON or answer.level is not SupportLevel.FULL:
+            return answer
+        schema = json.loads(spec.source)
+        return Support(SupportLevel.FULL, source=json.dumps({"enum": schema.get("enum", [schema.get("const")])}))
+
+    def compile(self, spec: GrammarSpec, limits: GrammarLimits) -> Any:
+        if spec.kind is Kind.JSON and '"const"' in spec.source:
+            raise RequestError("const is not read")
+        return super().compile(spec, limits)
+
+
 class UnknownKinds(Finite):
     kinds = frozenset({"json"})  # type: ignore[assignment]
 
@@ -320,12 +345,14 @@ FAULTS = {
     "ignores the time limit": (Slow, "test_timeout_is_honoured", "the time limit is not honoured: choice"),
     "untyped error": (UntypedError, "test_wrong_source_gives_a_typed_error", "raised JSONDecodeError"),
     "dishonest supports": (Dishonest, "test_supports_is_honest", "supports is not honest: it answers FULL for"),
+    "offers to compile more": (Loosens, "test_supports_is_honest", "supports is not honest: it answers FULL for"),
 }
 
 
-def test_a_right_backend_passes() -> None:
-    """The backend that the faults are made from has none."""
-    report = check_class(conformance_class("grammar_backend", plugin_class=Finite))
+@pytest.mark.parametrize("backend", [Finite, Rewrites])
+def test_a_right_backend_passes(backend: type[Finite]) -> None:
+    """The backend that the faults are made from has none, nor has one that compiles what it offers."""
+    report = check_class(conformance_class("grammar_backend", plugin_class=backend))
     assert report.passed, report.text()
 
 
