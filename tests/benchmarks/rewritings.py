@@ -37,6 +37,7 @@ from dovetail.grammar.spec.route import GrammarRouter
 from dovetail_grammar import patterns, schema_backend
 from dovetail_grammar.expressions.plain import PlainExpression
 from dovetail_grammar.rewriting import counts, disjoint, finder, logic, rewrite
+from dovetail_grammar.rewriting.form import form_of
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
 LIMIT_S = 15
@@ -98,6 +99,8 @@ class Levels:
 
     def of(self, given: Any) -> str:
         """Return the level of one."""
+        for kept in (form_of, schema_backend.divided):
+            kept.cache_clear()  # of the same schema with other rewritings
         spec = GrammarSpec(kind=Kind.JSON, source=json.dumps(given, ensure_ascii=False))
         signal.alarm(LIMIT_S)
         try:
