@@ -27,12 +27,24 @@ logger = logging.getLogger("dovetail.server")
 LINGER_NOT = struct.pack("ii", 1, 0)
 LINGER_S = 2.0
 """So long new requests are refused before the end."""
+ACCEPTED_AT_ONCE = 32
+"""Connections that a round of the event loop accepts: libuv takes one for each handle. Beside running streams a round
+takes milliseconds, so the last of 256 clients that came at once was accepted after one or two seconds."""
 LAST_WORDS_S = 5.0
 """Time for replies to leave after their requests were cut off."""
 
 
 class ForcedServer(uvicorn.Server):
-    """Ends the application at a second signal, too, where uvicorn leaves it running, to die with the event loop."""
+    """Ends the application at a second signal, too, where uvicorn leaves it running, to die with the event loop.
+
+    It accepts many connections in a round of the event loop.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on each socket with so many handles, which end with the server."""
+        given = sockets or []
+        more = [listener.dup() for listener in given for _ in range(ACCEPTED_AT_ONCE - 1)]
+        await super().startup(sockets=[*given, *more])
 
     async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         """Stop serving."""
@@ -56,10 +68,10 @@ class HttpServer(ForcedServer):
         state.cut_off = self.cut_off
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Remember the event loop, for signals."""
         self._loop = asyncio.get_running_loop()
-        await super().startup(sockets=sockets)  # type: ignore[arg-type]
+        await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal; runs between two bytecodes of the main thread."""

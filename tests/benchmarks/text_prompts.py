@@ -3,13 +3,15 @@
     python tests/benchmarks/text_prompts.py parts DIR                       # where the time goes, in this process
     python tests/benchmarks/text_prompts.py served DIR                      # through HTTP, one prompt and bursts
     python tests/benchmarks/text_prompts.py served DIR --against ../older   # another checkout, taking turns
+    python tests/benchmarks/text_prompts.py streams DIR --loads 256x200     # beside streams of others
 
 DIR is a model's folder: of it the tokenizer and `config.json` are read, no weights. Prompts are random tokens as text,
 as `dovetail bench serve` sends them; no two are alike. `parts` does by hand what a request goes through, and ends where
 the engine has planned the first chunk as it is launched. `served` asks a real HTTP server over a scripted engine in a
 process of its own (`serving_engine.py`), which answers at once: `ms` is from sending to the first event of the last
 prompt; `cpu ms` is what a prompt took of the HTTP server's process. Above 64 KiB another process reads the body, ids or
-text alike. On a loaded machine compare the least.
+text alike. On a loaded machine compare the least. `streams` keeps so many requests in flight, each of which gets 64
+tokens, one every 6 ms, and the next one follows on its connection: how long until the first token of each.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from dovetail_server.bench.prompts import PromptVocabulary
 
 CONTEXT_LEN = 1 << 15
 PAGE_SIZE = 16
+NUM_NEW, TICK_S = 64, 0.006
 HEAD = (
     "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n"
 )
@@ -162,14 +165,15 @@ def plan_of(scheduler: Any, builder: Any, request: Any) -> Any:
 
 
 @contextlib.contextmanager
-def server(folder: Path, tree: Path | None) -> Iterator[tuple[int, int]]:
+def server(folder: Path, tree: Path | None, tick_s: float = 0.0) -> Iterator[tuple[int, int]]:
     """Run `dovetail serve` over the scripted engine; yield its port and process id."""
     with tempfile.TemporaryDirectory() as scratch:
         port_file = Path(scratch) / "port"
         environment = dict(os.environ)
         if tree is not None:
             environment["PYTHONPATH"] = os.pathsep.join(str(tree.resolve() / part) for part in PARTS)
-        command = [sys.executable, __file__, "serve", str(folder.resolve()), "--port-file", str(port_file)]
+        command = [sys.executable, __file__, "serve", str(folder.resolve())]
+        command += ["--port-file", str(port_file), "--tick-s", str(tick_s)]
         process = subprocess.Popen(command, env=environment, cwd=scratch)
         try:
             yield wait_ready(process, port_file), process.pid
@@ -178,7 +182,7 @@ def server(folder: Path, tree: Path | None) -> Iterator[tuple[int, int]]:
             process.wait(60)
 
 
-def serve(folder: Path, port_file: Path) -> int:
+def serve(folder: Path, port_file: Path, tick_s: float) -> int:
     """Be the server: everything as `dovetail serve` has it, but for the engine's process."""
     from serving_engine import ScriptedProcess
 
@@ -188,7 +192,7 @@ def serve(folder: Path, port_file: Path) -> int:
     listener = preflight.bind("127.0.0.1", 0)
     port_file.write_text(str(listener.getsockname()[1]))
     preflight.bind = lambda host, port: listener
-    run.make_engine = lambda settings, plan: ScriptedProcess(run.engine_settings(settings), plan, 0.0, folder)
+    run.make_engine = lambda settings, plan: ScriptedProcess(run.engine_settings(settings), plan, tick_s, folder)
     flags = ["--model-path", str(folder), "--served-model-name", "m", "--load-format", "dummy", "--device", "cpu"]
     flags += ["--disable-access-log", "--log-level", "warning", "--max-running-requests", "4096"]
     flags += ["--file-storage-path", str(port_file.parent / "files"), "--min-free-disk-bytes", "0"]
@@ -220,9 +224,9 @@ def first_event_ms(port: int, prompts: list[Any]) -> float:
     return 1e3 * (last - began)
 
 
-def served(folder: Path, against: Path | None, loads: list[str], rounds: int) -> None:
+def served(folder: Path, against: list[Path], loads: list[str], rounds: int) -> None:
     """Ask all servers in turn, text and ids in turn, and print what came of it."""
-    trees = [None] if against is None else [against, None]
+    trees = [*against, None]
     names = ["this" if tree is None else tree.resolve().name for tree in trees]
     source, took = Source(folder), {}
     with contextlib.ExitStack() as stack:
@@ -248,28 +252,95 @@ def served(folder: Path, against: Path | None, loads: list[str], rounds: int) ->
     Console(width=120).print(table)
 
 
+def first_tokens_ms(port: int, prompts: list[Any], num_streams: int) -> list[float]:
+    """Send all prompts, so many at a time, each as another one's reply has ended; return when their replies began."""
+    bodies = [
+        json.dumps({"model": "m", "prompt": p, "max_tokens": NUM_NEW, "stream": True, "ignore_eos": True}).encode()
+        for p in prompts
+    ]
+    selector, took = selectors.DefaultSelector(), []
+
+    def send(connection: socket.socket) -> None:
+        body = bodies.pop()
+        connection.sendall(HEAD.format(len(body)).encode() + body)
+        began[connection], begun[connection], end[connection] = time.perf_counter(), False, b""
+
+    began, begun, end = dict[Any, float](), dict[Any, bool](), dict[Any, bytes]()
+    sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(num_streams)]
+    for each in sockets:
+        send(each)
+        selector.register(each, selectors.EVENT_READ)
+    while len(took) < len(prompts) or selector.get_map():
+        for key, _ in selector.select(60):
+            each: Any = key.fileobj
+            data = each.recv(1 << 16)
+            if not data:
+                raise RuntimeError("a stream was cut off")
+            if not begun[each] and b"data: " in end[each] + data:
+                begun[each] = True
+                took.append(1e3 * (time.perf_counter() - began[each]))
+            end[each] = (end[each] + data)[-1024:]
+            if end[each].endswith(b"\r\n0\r\n\r\n"):
+                if bodies:
+                    send(each)
+                else:
+                    selector.unregister(each)
+    for each in sockets:
+        each.close()
+    return took
+
+
+def streams(folder: Path, against: list[Path], loads: list[str], rounds: int) -> None:
+    """Keep streams running on all servers in turn, of text and of ids in turn, and print when replies began."""
+    trees = [*against, None]
+    names = ["this" if tree is None else tree.resolve().name for tree in trees]
+    source, took = Source(folder), {}
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(server(folder, tree, TICK_S)) for tree in trees]
+        for load in [each for each in loads for _ in range(rounds)]:
+            num = int(load.split("x")[0])
+            for name, (port, pid) in zip(names, servers, strict=True):
+                for kind in ("ids", "text"):
+                    prompts = [p for _ in range(2) for p in Prefix(source, load).prompts(kind)]
+                    cpu = cpu_s(pid)
+                    ms = sorted(first_tokens_ms(port, prompts, num))
+                    cell = took.setdefault((load, name, kind), [])
+                    cell.append((*(ms[len(ms) * p // 100] for p in (50, 90, 99)), 1e3 * (cpu_s(pid) - cpu) / len(ms)))
+    table = Table(title=f"First token beside streams of {NUM_NEW} tokens, medians of rounds")
+    for column in ("load", "tree", "as", "p50 ms", "p90 ms", "p99 ms", "least p99", "cpu ms a request"):
+        table.add_column(column, justify="right")
+    for (load, name, kind), cells in took.items():
+        p50, p90, p99, cpu = (statistics.median(column) for column in zip(*cells, strict=True))
+        least = min(cell[2] for cell in cells)
+        table.add_row(load, name, kind, f"{p50:.0f}", f"{p90:.0f}", f"{p99:.0f}", f"{least:.0f}", f"{cpu:.2f}")
+    Console(width=120).print(table)
+
+
 def main() -> int:
     """Parse flags, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["parts", "served", "serve"])
+    parser.add_argument("what", choices=["parts", "served", "streams", "serve"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tokens", type=int, default=16_000, help="parts: of a prompt")
     parser.add_argument(
         "--loads",
         nargs="+",
-        default=["1x16000", "16x512", "64x512"],
-        help="served: prompts x tokens; 64x2048+32 for tokens that all rounds' prompts begin with",
+        help="served and streams: prompts x tokens; 64x2048+32 for tokens that all rounds' prompts begin with",
     )
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--against", type=Path, help="served: another checkout to take turns with")
+    parser.add_argument("--against", type=Path, nargs="+", default=[], help="other checkouts to take turns with")
     parser.add_argument("--port-file", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--tick-s", type=float, default=0.0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.what == "serve":
-        return serve(arguments.folder, arguments.port_file)
+        return serve(arguments.folder, arguments.port_file, arguments.tick_s)
     if arguments.what == "parts":
         parts(arguments.folder, arguments.tokens, arguments.rounds)
+    elif arguments.what == "streams":
+        streams(arguments.folder, arguments.against, arguments.loads or ["64x200", "256x200"], arguments.rounds)
     else:
-        served(arguments.folder, arguments.against, arguments.loads, arguments.rounds)
+        loads = arguments.loads or ["1x16000", "16x512", "64x512"]
+        served(arguments.folder, arguments.against, loads, arguments.rounds)
     return 0
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from harness import Harness
 
 from dovetail.processing.input import Preparation
+from dovetail_server.reading.context import MAX_PREPARING
+from dovetail_server.reading.turns import RoundTime
 
 HI = [{"role": "user", "content": "hi"}]
-LONG = "many words " * 300
+LONG = "many words " * 1000
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
@@ -56,3 +61,53 @@ def test_short_plain_requests_need_no_thread(
     reply = harness.post(path, {"model": "tiny", **fields})
     assert reply.status_code in (200, 400), reply.text
     assert {thread is harness.thread for thread in threads} == {is_quick}
+
+
+def test_few_threads_prepare_at_a_time(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them would hold Python's lock, and the event loop would wait for all; the others wait for their turn."""
+    going, most = [0], [0]
+    rendered = Preparation.rendered
+
+    def slow(self: Preparation, **options: Any) -> Any:
+        going[0] += 1
+        most[0] = max(most[0], going[0])
+        time.sleep(0.02)
+        try:
+            return rendered(self, **options)
+        finally:
+            going[0] -= 1
+
+    monkeypatch.setattr(Preparation, "rendered", slow)
+    body = {"model": "tiny", "prompt": LONG}
+    with ThreadPoolExecutor(3 * MAX_PREPARING) as clients:
+        replies = list(clients.map(lambda _: harness.post("/v1/completions", body), range(3 * MAX_PREPARING)))
+    assert {reply.status_code for reply in replies} <= {200, 400}
+    assert most == [MAX_PREPARING]
+
+
+def test_a_round_of_the_event_loop_takes_so_much_work_and_no_more() -> None:
+    """Of a burst, each round prepares what it has time for, in the order of arrival, and others have their turn."""
+    rounds: list[list[int]] = [[]]
+
+    async def main() -> None:
+        time_of_round = RoundTime(0.002)
+        loop, is_over = asyncio.get_running_loop(), False
+
+        def next_round() -> None:
+            if not is_over:
+                rounds.append([])
+                loop.call_soon(next_round)
+
+        async def prepare(number: int) -> None:
+            await time_of_round.free()
+            with time_of_round.spent():
+                time.sleep(0.0011)
+                rounds[-1].append(number)
+
+        loop.call_soon(next_round)
+        await asyncio.gather(*map(prepare, range(10)))
+        is_over = True
+
+    asyncio.run(main())
+    assert [number for each in rounds for number in each] == list(range(10))
+    assert max(map(len, rounds)) <= 2

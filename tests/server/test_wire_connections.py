@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import resource
+import socket
 from collections.abc import Callable
 
 import pytest
+import uvicorn
 from harness import Harness
 from wire import Wire, request
 
+from dovetail_server import preflight
 from dovetail_server.http.connections import Connections, most_connections, network_of, raise_file_limit
+from dovetail_server.lifecycle import ACCEPTED_AT_ONCE, ForcedServer
+from dovetail_server.run import new_event_loop
 from dovetail_server.settings import ServeSettings
 
 
@@ -114,3 +121,47 @@ def test_the_limit_of_open_files_is_raised() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == raised
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Counted(asyncio.Protocol):
+    """A connection that is counted, and does nothing."""
+
+    num = 0
+
+    def __init__(self, **_: object) -> None:
+        """Take what uvicorn gives."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Count it, and end."""
+        Counted.num += 1
+        transport.close()
+
+
+async def no_app(scope: object, receive: object, send: object) -> None:
+    """Answer nothing."""
+
+
+def test_a_round_of_the_event_loop_accepts_many() -> None:
+    """Clients that come at once do not wait a round each, which takes milliseconds beside running streams."""
+    listener, num, rounds = preflight.bind("127.0.0.1", 0), 8 * ACCEPTED_AT_ONCE, 0
+    server = ForcedServer(uvicorn.Config(no_app, http=Counted, lifespan="off", log_config=None))
+
+    async def main() -> None:
+        nonlocal rounds
+        server.config.load()
+        server.lifespan = server.config.lifespan_class(server.config)
+        await server.startup([listener])
+        for each in clients:
+            each.connect(listener.getsockname())
+        Counted.num = 0
+        async with asyncio.timeout(60):
+            while Counted.num < num:
+                await asyncio.sleep(0)
+                rounds += 1
+        await server.shutdown([listener])
+
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(socket.socket()) for _ in range(num)]
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(main())
+    assert rounds <= num // 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -33,12 +34,12 @@ class GatewayServer(ForcedServer):
         self._loop: asyncio.AbstractEventLoop | None = None
         state.server = self
 
-    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Take SIGHUP over, too."""
         self._loop = asyncio.get_running_loop()
         if self.renew is not None:
             self._loop.add_signal_handler(signal.SIGHUP, self.renew)
-        await super().startup(sockets=sockets)  # type: ignore[arg-type]
+        await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal; runs between two bytecodes of the main thread."""

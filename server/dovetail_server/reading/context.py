@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 from dovetail.contracts.api import Api, Route
 from dovetail.engine.client import EngineClient
 from dovetail.supervisor import Supervisor
 from dovetail.text.tokenizer.threads import num_threads
 from dovetail_server.hooks import ApiHooks
+from dovetail_server.http.auth import CALLER
 from dovetail_server.reading.pool import BodyPool
+from dovetail_server.reading.turns import RoundTime, Turns
 from dovetail_server.reading.wire import WorkerStart
 from dovetail_server.schema.unknown import UnknownFields
 from dovetail_server.serving.context import ServingContext
@@ -21,6 +24,13 @@ if TYPE_CHECKING:
     from dovetail.processing.processor import Processor
     from dovetail_server.apis.responses.conversations import ConversationStore
     from dovetail_server.apis.responses.store import ResponseStore
+
+T = TypeVar("T")
+MAX_PREPARING = 2
+"""Requests that threads prepare at a time. Each holds Python's lock for most of it, so more of them gain nothing, and
+the event loop would wait for every one of them, up to 5 ms each."""
+ROUND_S = 0.01
+"""Time that preparing short requests may take in a round of the event loop: 256 of them at once took 0.2 s."""
 
 
 class ReadingContext(ServingContext):
@@ -37,6 +47,9 @@ class ReadingContext(ServingContext):
         super().__init__(settings, engine, hooks, tasks)
         self.bodies = BodyPool(settings.body_processes, settings.body_cpu_limit)
         """Reads large bodies, and whatever a checkpoint's template or tokenizer may take long for."""
+        self._preparing = Turns(MAX_PREPARING)
+        self.round_time = RoundTime(ROUND_S)
+        """Of the event loop, for requests that are read and prepared on it."""
         self.unknown_fields = UnknownFields()
         """What `--unknown-fields warn` has left out of bodies."""
         self.routes: Mapping[str, Route] = {}
@@ -57,6 +70,11 @@ class ReadingContext(ServingContext):
         )
         if self.bodies.is_on:
             text.keep_inline()
+
+    async def in_thread(self, work: Callable[..., T], *args: object) -> T:
+        """Run what takes a while for one request in a thread, when it is its caller's turn, and return its result."""
+        async with self._preparing.turn(CALLER.get().owner, is_background=False):
+            return await asyncio.to_thread(work, *args)
 
     @abstractmethod
     async def stored_conversations(self) -> ConversationStore:

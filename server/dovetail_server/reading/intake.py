@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,8 +21,9 @@ from dovetail_server.serving.sse import cancel_on_disconnect
 if TYPE_CHECKING:
     from dovetail_server.reading.context import ReadingContext
 
-TEXT_BYTES = 2048
-"""Bodies up to this size are quick: tokenizing so much takes less than a millisecond."""
+TEXT_BYTES = 1 << 13
+"""Bodies up to this size are quick: tokenizing so much takes a millisecond or two. Beside a busy event loop, a thread
+waits up to 5 ms for Python's lock, several times: 256 prompts of 200 tokens waited for two seconds."""
 IDS_BYTES = 1 << 15
 """The same where the prompt is a list of ids, which are only checked."""
 MAX_CHOICES = 8
@@ -50,17 +50,20 @@ async def job_of(http: HttpRequest, state: ReadingContext, route: Route) -> Job:
             if route.path in state.routes and WATCH.is_timed_here():
                 requests = of_package(state, route, raw)
             elif len(raw) <= IN_THREAD and route.path not in state.routes:
-                requests = of_route(raw, route)
+                await state.round_time.free()
+                with state.round_time.spent():
+                    requests = of_route(raw, route)
             else:
-                requests = await asyncio.to_thread(of_route, raw, route)
+                requests = await state.in_thread(of_route, raw, route)
 
             def work() -> Job:
                 state.check_ready()
                 return make_job(state, route, requests)
 
             if is_quick(requests, len(raw)):
-                return work()
-            return await cancel_on_disconnect(http, asyncio.to_thread(work))
+                with state.round_time.spent():
+                    return work()
+            return await cancel_on_disconnect(http, state.in_thread(work))
     state.check_ready()
     outcome = await elsewhere(http, state, route, raw)
 
@@ -68,7 +71,7 @@ async def job_of(http: HttpRequest, state: ReadingContext, route: Route) -> Job:
         return make_job(state, route, outcome.read_requests(), is_rendered=True)
 
     with not_beside_prompts():
-        return await cancel_on_disconnect(http, asyncio.to_thread(finish))
+        return await cancel_on_disconnect(http, state.in_thread(finish))
 
 
 def of_package(state: ReadingContext, route: Route, raw: bytes) -> list[Request]:

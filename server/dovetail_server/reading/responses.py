@@ -77,7 +77,7 @@ async def begin(
         if not state.bodies.takes(found.num_bytes):
             with suppress(InlineCostError):
                 work, is_short = entry.preparing(found, len(raw) + found.num_bytes)
-                return work() if is_short else await watched(http, asyncio.to_thread(work))
+                return work() if is_short else await watched(http, state.in_thread(work))
     reading = state.bodies.run(
         RESPONSES,
         raw,
@@ -88,7 +88,7 @@ async def begin(
     )
     outcome = await watched(http, reading)
     with not_beside_prompts():
-        return await watched(http, asyncio.to_thread(lambda: entry.job(read_items(outcome))))
+        return await watched(http, state.in_thread(lambda: entry.job(read_items(outcome))))
 
 
 async def watched(http: HttpRequest | None, work: Coroutine[Any, Any, T]) -> T:

@@ -1,11 +1,15 @@
-"""Who goes next where a few may go at a time: owner by owner, and background work behind everybody."""
+"""Who goes next where a few may go at a time: owner by owner, and background work behind everybody.
+
+And how much work may hold up a round of the event loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from time import perf_counter
 
 Place = asyncio.Future[None]
 
@@ -81,3 +85,33 @@ class Turns:
                     break
                 self._going[kind] += 1
                 place.set_result(None)
+
+
+class RoundTime:
+    """The time in a round of the event loop that short work may take: what comes beyond it waits for the next round.
+
+    So streams get their tokens between the requests of a burst.
+    """
+
+    def __init__(self, most_s: float) -> None:
+        """Allow `most_s` seconds in each round; the last work of a round may exceed them."""
+        self._most_s = self._left_s = most_s
+
+    async def free(self) -> None:
+        """Wait for a round that has time left."""
+        while self._left_s <= 0:
+            await asyncio.sleep(0)
+
+    @contextmanager
+    def spent(self) -> Iterator[None]:
+        """Count the block's time, which must not await."""
+        if self._left_s == self._most_s:
+            asyncio.get_running_loop().call_soon(self._refill)
+        began = perf_counter()
+        try:
+            yield
+        finally:
+            self._left_s -= perf_counter() - began
+
+    def _refill(self) -> None:
+        self._left_s = self._most_s
