@@ -50,9 +50,8 @@ async def job_of(http: HttpRequest, state: ReadingContext, route: Route) -> Job:
             if route.path in state.routes and WATCH.is_timed_here():
                 requests = of_package(state, route, raw)
             elif len(raw) <= IN_THREAD and route.path not in state.routes:
-                await state.round_time.free()
-                with state.round_time.spent():
-                    requests = of_route(raw, route)
+                await state.round_time.wait()
+                requests = of_route(raw, route)
             else:
                 requests = await state.in_thread(of_route, raw, route)
 
@@ -61,8 +60,7 @@ async def job_of(http: HttpRequest, state: ReadingContext, route: Route) -> Job:
                 return make_job(state, route, requests)
 
             if is_quick(requests, len(raw)):
-                with state.round_time.spent():
-                    return work()
+                return work()
             return await cancel_on_disconnect(http, state.in_thread(work))
     state.check_ready()
     outcome = await elsewhere(http, state, route, raw)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from time import perf_counter
 
 Place = asyncio.Future[None]
@@ -88,30 +88,23 @@ class Turns:
 
 
 class RoundTime:
-    """The time in a round of the event loop that short work may take: what comes beyond it waits for the next round.
+    """The time in a round of the event loop in which short work may begin: what comes later waits for the next round.
 
     So streams get their tokens between the requests of a burst.
     """
 
     def __init__(self, most_s: float) -> None:
-        """Allow `most_s` seconds in each round; the last work of a round may exceed them."""
-        self._most_s = self._left_s = most_s
+        """Allow `most_s` seconds from the first work of a round on."""
+        self._most_s, self._until = most_s, 0.0
 
-    async def free(self) -> None:
+    async def wait(self) -> None:
         """Wait for a round that has time left."""
-        while self._left_s <= 0:
+        while (now := perf_counter()) >= self._until:
+            if not self._until:
+                self._until = now + self._most_s
+                asyncio.get_running_loop().call_soon(self._next_round)
+                return
             await asyncio.sleep(0)
 
-    @contextmanager
-    def spent(self) -> Iterator[None]:
-        """Count the block's time, which must not await."""
-        if self._left_s == self._most_s:
-            asyncio.get_running_loop().call_soon(self._refill)
-        began = perf_counter()
-        try:
-            yield
-        finally:
-            self._left_s -= perf_counter() - began
-
-    def _refill(self) -> None:
-        self._left_s = self._most_s
+    def _next_round(self) -> None:
+        self._until = 0.0
