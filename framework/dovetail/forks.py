@@ -1,8 +1,9 @@
-"""Processes that are forked for one job each, from one that has everything loaded.
+"""Processes that are forked for a job, from one that has everything loaded.
 
 Work that may never end, or may crash its process, runs in such a process. It costs that one job at most, and its memory
-goes back to the system. The parent starts a template with `ForkServer`. The template calls `serve_forks` and does no
-work itself. Messages are msgpack structs in length-prefixed frames, never pickle.
+goes back to the system. One that has done its job well may be given another (`put_back`). The parent starts a template
+with `ForkServer`. The template calls `serve_forks` and does no work itself. Messages are msgpack structs in
+length-prefixed frames, never pickle.
 """
 
 from __future__ import annotations
@@ -128,6 +129,13 @@ class ForkServer:
             ours, theirs = _pair()
             self._waiting.append(ours)  # before there is a process: a job that comes now takes it, and starts no other
             self._send(theirs)
+
+    def put_back(self, channel: socket.socket, most: int) -> None:
+        """Let a process that has done its job wait for the next one, as one of `most`; any more of them end."""
+        if len(self._waiting) < most and self._end.alive:
+            self._waiting.append(channel)
+        else:
+            channel.close()
 
     def fork(self) -> socket.socket:
         """Start a process for one job; returns the socket to it.

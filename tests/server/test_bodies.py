@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import json
 import os
+import resource
 import signal
 import socket
 import threading
@@ -27,7 +28,7 @@ from dovetail.grammar.compile.memory import resident_bytes, return_large_blocks
 from dovetail_server.reading import tasks
 from dovetail_server.reading.child import NICE
 from dovetail_server.reading.turns import Turns
-from dovetail_server.reading.wire import LARGE, BodyJob
+from dovetail_server.reading.wire import LARGE, BodyJob, BodyResult
 from dovetail_server.reading.work import do
 from dovetail_server.serving.served import Served
 
@@ -200,11 +201,13 @@ def test_the_death_of_a_process_is_one_request_s(patient: Harness) -> None:
 
 
 def test_the_process_that_forks_the_others_may_die(fresh: Harness) -> None:
-    """A process that waits may still read the next body; the one after it starts another."""
+    """A process that waits may still read the next bodies; the one after it starts another."""
     assert fresh.post(CHAT, say(PAD)).status_code == 200
     before = fresh.state.bodies.fork_server_pid
     assert before is not None
     os.kill(before, signal.SIGKILL)
+    assert fresh.post(CHAT, say(PAD)).status_code == 200
+    assert fresh.post(CHAT, say(PAD, model="another")).status_code == 404
     for _ in range(2):
         assert fresh.post(CHAT, say(PAD)).status_code == 200
     assert fresh.state.bodies.fork_server_pid not in (None, before)
@@ -280,21 +283,27 @@ def test_no_room_for_another_process_socket_or_thread(
         else:
             patch.setattr("dovetail.forks.socket.socketpair", full)
         if where == "fork":
-            assert harness.post(CHAT, say(PAD)).status_code == 200, "a process waited for it"
+            assert harness.post(CHAT, say(PAD, model="another")).status_code == 404, "a process waited for it"
         reply = harness.post(CHAT, say(PAD))
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "body_process_died")
     assert ("new thread" if where == "thread" else "Too many open files") in reply.json()["error"]["message"]
     assert harness.post(CHAT, say(PAD)).status_code == 200
 
 
+def copies(harness: Harness) -> list[int]:
+    """Return the ids of the processes that read bodies or wait for some."""
+    parent = harness.state.bodies.fork_server_pid
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    nice = os.getpriority(os.PRIO_PROCESS, parent or 0) + NICE  # not this thread's: another may have started it
+    return [int(child) for child in children if os.getpriority(os.PRIO_PROCESS, int(child)) == nice]
+
+
 def waiting(harness: Harness) -> int:
     """Return the id of the process that waits for the next body."""
-    parent, found = harness.state.bodies.fork_server_pid, list[int]()
+    found = list[int]()
 
     def is_there() -> bool:
-        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        nice = os.getpriority(os.PRIO_PROCESS, parent or 0) + NICE  # not this thread's: another may have started it
-        found[:] = [int(child) for child in children if os.getpriority(os.PRIO_PROCESS, int(child)) == nice]
+        found[:] = copies(harness)
         return len(found) == 1 and not harness.state.bodies.pids
 
     harness.eventually(is_there)
@@ -309,7 +318,7 @@ def test_a_process_waits_for_the_next_body(make_harness: Callable[..., Harness])
     assert harness.state.bodies._template is not None
     template = harness.state.bodies._template.ready().result().pid  # as the first start it may import all for others
     first = waiting(harness)
-    assert harness.post(CHAT, say(PAD)).status_code == 200
+    assert harness.post(CHAT, say(PAD, model="another")).status_code == 404
     harness.eventually(lambda: is_gone(first))
     second = waiting(harness)
     os.kill(second, signal.SIGKILL)
@@ -319,6 +328,48 @@ def test_a_process_waits_for_the_next_body(make_harness: Callable[..., Harness])
     third = waiting(harness)
     harness.state.bodies.close()
     harness.eventually(lambda: is_gone(third))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children are looked up in /proc")
+def test_a_process_that_did_well_takes_the_next_body(
+    make_harness: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its limits of time and memory are each job's own, and so is the memory that it is said to take."""
+    harness, outcomes = make_harness(context_len=1 << 20), list[BodyResult]()
+    run = harness.state.bodies.run
+
+    async def noted(*args: Any, **options: Any) -> BodyResult:
+        outcomes.append(await run(*args, **options))
+        return outcomes[-1]
+
+    monkeypatch.setattr(harness.state.bodies, "run", noted)
+    harness.state.bodies.warm_up()
+    assert harness.state.bodies._template is not None
+    harness.state.bodies._template.ready().result()
+    first = waiting(harness)
+    before = [resource.prlimit(first, kind) for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU)]
+    prompts = []
+    for text in (PAD, "a b " * (LARGE >> 1), "a b " * (LARGE >> 1), "x" + PAD):
+        harness.engine.submits.clear()
+        assert harness.post(CHAT, say(text)).status_code == 200
+        prompts.append(harness.engine.submits[0].prompt_ids)
+        assert waiting(harness) == first
+        harness.eventually(
+            lambda: before == [resource.prlimit(first, kind) for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU)]
+        )
+    assert prompts[1] == prompts[2]
+    assert len(prompts[3]) == len(prompts[0]) + 1
+    assert all(outcome.grown_bytes > LARGE for outcome in outcomes[1:3])
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children are looked up in /proc")
+def test_so_many_processes_wait_as_may_work(make_harness: Callable[..., Harness]) -> None:
+    """Not one for each body that came at once."""
+    harness = make_harness(context_len=1 << 20)
+    with ThreadPoolExecutor(8) as threads:
+        replies = list(threads.map(lambda _: harness.post(CHAT, say(PAD)), range(8)))
+    assert {reply.status_code for reply in replies} == {200}
+    harness.eventually(lambda: 1 <= len(copies(harness)) <= harness.state.settings.body_processes)
 
 
 def test_a_body_that_comes_while_a_process_is_started_ahead_takes_that_one(monkeypatch: pytest.MonkeyPatch) -> None:

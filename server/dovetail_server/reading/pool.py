@@ -1,8 +1,8 @@
 """`BodyPool`: bodies that are large, or that a checkpoint's files take long for, go to processes, a few at a time.
 
 A body waits for its turn as it was sent, so what waits is bounded by `--max-queued-bytes`. Its process is killed when
-the client leaves, and ends at its limits of processor time and memory. One process is started ahead, with the threads
-of its tokenizer: a body does not wait for that.
+the client leaves, and ends at its limits of processor time and memory. One that has done well takes the next body, with
+its tokenizer's threads, memory and words; else one is started ahead: a body does not wait for that.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -166,8 +167,12 @@ class BodyPool:
             server = await self._ready(self._template, SLOWER * job.cpu_s)
             waiting = server.take_waiting()
             try:
-                with waiting or server.fork() as channel:
+                with ExitStack() as stack:
+                    channel = stack.enter_context(waiting or server.fork())
                     outcome = await WorkerExchange(channel, self.pids).run(job, raw, answer)
+                    if outcome.stays:
+                        stack.pop_all()
+                        server.put_back(channel, self._max_processes)
             except ForkStartError as error:
                 raise died(f"could not be started: {error}") from None
             except GoneError:  # before the job began

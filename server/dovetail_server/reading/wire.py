@@ -161,6 +161,7 @@ class BodyResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         left_out: Unknown fields that were left out.
         cpu_s: Processor time that it took.
         grown_bytes: By how much its process grew at most.
+        stays: Its process waits for another job.
     """
 
     refusal: Refusal | None = None
@@ -176,6 +177,7 @@ class BodyResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     left_out: list[str] = []
     cpu_s: float = 0.0
     grown_bytes: int = 0
+    stays: bool = False
 
     @classmethod
     def of(cls, found: Prompts, light: bytes) -> BodyResult:
