@@ -23,10 +23,13 @@ import requests
 from harness import Harness
 from server_tiny import TEMPLATE, write_model
 
+from dovetail.contracts.errors import RequestError
 from dovetail.forks import ForkServer, ForkStartError, GoneError, receive
 from dovetail.grammar.compile.memory import resident_bytes, return_large_blocks
+from dovetail_server.http.auth import NO_CALLER
 from dovetail_server.reading import tasks
 from dovetail_server.reading.child import NICE
+from dovetail_server.reading.pool import WorkerExchange
 from dovetail_server.reading.turns import Turns
 from dovetail_server.reading.wire import LARGE, BodyJob, BodyResult
 from dovetail_server.reading.work import do
@@ -495,6 +498,35 @@ def test_what_a_task_raises_is_its_request_s(error: Exception, monkeypatch: pyte
         assert outcome.refusal.code == "body_too_costly"
     else:
         assert "a bug" in (outcome.fault or "")
+
+
+@pytest.mark.parametrize("salted", ["", "request", "caller"])
+def test_pieces_are_known_to_later_bodies(salted: str, fresh: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same process, and not of requests with a salt: how long they take would tell others of them."""
+    jobs: list[BodyJob] = []
+    run = WorkerExchange.run
+
+    async def noted(self: WorkerExchange, job: BodyJob, raw: bytes, answer: Any) -> BodyResult:
+        jobs.append(job)
+        return await run(self, job, raw, answer)
+
+    monkeypatch.setattr(WorkerExchange, "run", noted)
+    if salted == "caller":
+        salt = dataclasses.replace(NO_CALLER, cache_root="a")
+        monkeypatch.setattr("dovetail_server.reading.pool.CALLER", SimpleNamespace(get=lambda: salt))
+    body = say(PAD, cache_salt="s") if salted == "request" else say(PAD)
+    assert fresh.post(CHAT, body).status_code == 200
+    assert jobs[0].keeps == (salted != "caller")
+    kept: list[bool] = []
+    text = SimpleNamespace()
+
+    def rendered(self: Any, *, keeps: bool) -> Any:
+        kept.append(keeps)
+        raise RequestError("enough")
+
+    monkeypatch.setattr("dovetail.processing.input.Preparation.rendered", rendered)
+    do(jobs[0], lambda: json.dumps(body).encode(), text, Served(["tiny"], []), tasks.no_answer)  # type: ignore[arg-type]
+    assert kept == [not salted]
 
 
 def order_of(wishes: list[tuple[str, bool]], most: int) -> list[str]:

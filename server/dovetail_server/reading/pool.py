@@ -25,6 +25,7 @@ from dovetail.messages.frames import HEADER
 from dovetail.text.chat.budget import FULL
 from dovetail_server.apis.responses.references import ReferencedItems
 from dovetail_server.errors import PLUGIN_FAILED, ServiceError
+from dovetail_server.http.auth import CALLER
 from dovetail_server.reading.turns import Turns
 from dovetail_server.reading.wire import LARGE, PARTS, Begun, BodyJob, BodyResult, Question, WorkerStart, too_costly
 from dovetail_server.schema.unknown import LEFT_OUT
@@ -131,6 +132,7 @@ class BodyPool:
             cpu_s=cpu_s,
             context=context,
             leaves_out=left_out is not None,
+            keeps=not CALLER.get().cache_root,
         )
         async with self._turns.turn(owner, is_background=is_background):
             outcome = await self._attempt(job, raw, answer)

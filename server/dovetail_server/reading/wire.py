@@ -50,6 +50,7 @@ class BodyJob(msgspec.Struct, frozen=True, kw_only=True):
         cpu_s: Processor time that it may take.
         context: What the task needs beside the body, such as the identifier of a response.
         leaves_out: Unknown fields are left out, as `--unknown-fields warn` says.
+        keeps: As of `Tokenizer.encode`, but for requests with a salt.
     """
 
     task: str
@@ -58,6 +59,7 @@ class BodyJob(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float
     context: str = ""
     leaves_out: bool = False
+    keeps: bool = False
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ import msgspec
 
 from dovetail.contracts.api import Route
 from dovetail.contracts.errors import PluginError, RequestError
+from dovetail.contracts.requests import Request
 from dovetail.panics import is_panic
 from dovetail.processing.input import Preparation
 from dovetail.processing.processor import Processor
@@ -65,6 +66,10 @@ def do(job: BodyJob, take: Callable[[], bytes], text: Processor, served: Served,
         return BodyResult(fault=traceback.format_exc())
 
 
+def _rendered(text: Processor, request: Request, job: BodyJob) -> Request:
+    return Preparation(text, request).rendered(keeps=job.keeps and not request.cache_salt)
+
+
 def part_of(error: BaseException) -> str | None:
     """Return which of a model's files was at work when an error came, of `PARTS`; None if none was."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -84,7 +89,7 @@ def _do(job: BodyJob, take: Callable[[], bytes], text: Processor, served: Served
         requests = requests_of(data, task)
         del data
         served.name(requests[0].model, task.tag)
-        return BodyResult.of_requests([Preparation(text, requests.pop(0)).rendered() for _ in range(len(requests))])
+        return BodyResult.of_requests([_rendered(text, requests.pop(0), job) for _ in range(len(requests))])
     request = validated(data, task.model)
     check_name(request, served, task.tag)
     beside = task.beside(data)

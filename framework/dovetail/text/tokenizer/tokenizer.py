@@ -30,7 +30,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 WHOLE = 4 * PIECE
 """Characters of a text that is tokenized as a whole, whatever the tokenizer."""
-MOST_KEPT = 1 << 16
+MOST_KEPT = 1 << 20
 """Characters of a text whose pieces are kept for others: longer ones are few, and would push out many."""
 FAILED = "tokenizer_failed"
 """Code of errors that are the tokenizer's fault."""
