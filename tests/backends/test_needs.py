@@ -128,10 +128,6 @@ def test_two_halves_provide_what_both_do() -> None:
 
 STATE = (CacheTensor("state", (2, 4, 4), "float32"),)
 UNSERVED: dict[str, tuple[Callable[[ModelConfig], ModelConfig], str]] = {
-    "states": (
-        lambda c: replace(c, layers=tuple(LayerSpec(index=i, reach=Recurrent(), state=STATE) for i in range(3))),
-        ": all its layers keep recurrent states; a model without an attention layer is not supported",
-    ),
     "another's": (lambda c: changed(c, cache_layer=2), "layer 1 reads the cache of layer 2, which is none before it"),
     "its own": (lambda c: changed(c, cache_layer=1), "layer 1 reads the cache of layer 1, which is none before it"),
     "nobody's": (lambda c: changed(c, cache_layer=9), "layer 1 reads the cache of layer 9, which is none before it"),
@@ -177,6 +173,10 @@ def test_groups_follow_from_the_layers() -> None:
     assert [(g.name, list(g.layers)) for g in wide.cache_groups] == [("full", [0, 2]), ("full-2", [1])]
     recurrent = changed(plain, reach=Recurrent(64), state=STATE)
     assert [(g.name, g.tensors) for g in recurrent.cache_groups] == [("full", heads), ("recurrent", STATE)]
+    alone = replace(plain, layers=tuple(LayerSpec(index=i, reach=Recurrent(), state=STATE) for i in range(3)))
+    assert unserved(alone) is None
+    found = [(g.name, g.tensors, list(g.layers)) for g in alone.cache_groups]
+    assert found == [("tokens", (), []), ("recurrent", STATE, [0, 1, 2])]
 
 
 def test_layers_that_share_are_of_one_group() -> None:

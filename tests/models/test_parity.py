@@ -22,7 +22,6 @@ from dovetail.runtime.checkpoint.weight_size import weight_size
 from dovetail_testing.engine import make_core
 
 REFUSED = {
-    "mamba2": "without an attention layer",
     "deepseek_v32": "layers of type indexed_attention",
     "glm_moe_dsa": "layers of type indexed_attention",
     "deepseek_v4": "layers of type heavily_compressed_attention",

@@ -463,11 +463,21 @@ def test_states_that_do_not_fit_are_one_line() -> None:
             planned(config=HYBRID_8B, max_running_requests=4096, **changes)
 
 
-def test_states_alone_are_not_planned() -> None:
-    """A cache needs a layer that looks back."""
-    layers = tuple(LayerSpec(index=index, reach=Recurrent(), state=STATE) for index in range(32))
-    with pytest.raises(ConfigError, match="LlamaForCausalLM: all its layers keep recurrent states"):
-        planned(config=replace(LLAMA_8B, layers=layers))
+def test_of_states_alone_tokens_take_no_memory() -> None:
+    """Their pages are as many as requests can use, up to a bound; copies of states share what is left by the budget."""
+    layers = tuple(LayerSpec(index=index, reach=Recurrent(64), state=STATE) for index in range(32))
+    config = replace(LLAMA_8B, layers=layers)
+    plan = planned(config=config)
+    tokens, states = plan.groups
+    assert (tokens.name, tokens.num_bytes, plan.page_bytes) == ("tokens", 0, 0)
+    assert (plan.num_tokens, plan.context_len) == (1 << 22, 131072)
+    assert states.page_bytes == 32 * STATE_BYTES
+    assert plan.kv_bytes == states.num_bytes > 0.9 * planned().kv_bytes
+    assert states.num_pages > 1000
+    assert planned(config=config, max_running_requests=2, context_length=4096).num_tokens == 8192
+    asked = planned(config=config, max_total_tokens=8192)
+    assert (asked.num_tokens, asked.context_len) == (8192, 8192)
+    assert planned(config=config, state_copies=5).groups[1].num_pages == 5
 
 
 def test_each_group_has_a_line_in_the_table() -> None:

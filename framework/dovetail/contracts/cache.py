@@ -141,7 +141,8 @@ class CacheGroup:
     Attributes:
         name: In messages: its reach, and a number where several groups have the same.
         reach: How far its layers see.
-        layers: The tensors of each layer, by the layer's index; none of one that reads another's.
+        layers: The tensors of each layer, by the layer's index; none of one that reads another's. Where all layers
+            keep states, a group of no layers stands before them: its pages count tokens, and take no memory.
         sources: Whose cache such layers read.
     """
 
@@ -157,5 +158,5 @@ class CacheGroup:
 
     @property
     def tensors(self) -> tuple[CacheTensor, ...]:
-        """Of each of its layers that has some."""
-        return self.layers[self.writers[0]]
+        """Of each of its layers that has some; none in a group of no layers."""
+        return next((self.layers[index] for index in self.writers), ())

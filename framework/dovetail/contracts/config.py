@@ -295,6 +295,8 @@ class ModelConfig:
 def cache_groups(specs: Sequence[LayerSpec]) -> tuple[CacheGroup, ...]:
     """Gather layers into groups: `Full` ones first, recurrent ones last, else in the order of their first layers.
 
+    Recurrent ones do not stand alone: see `CacheGroup.layers`.
+
     Layers that keep nothing, because they see what is behind a token, are in none.
     """
     found: dict[tuple[Reach, tuple[CacheTensor, ...]], list[LayerSpec]] = {}
@@ -310,6 +312,8 @@ def cache_groups(specs: Sequence[LayerSpec]) -> tuple[CacheGroup, ...]:
         layers = {spec.index: spec.cache_tensors for spec in own}
         sources = {spec.index: spec.cache_layer for spec in own if spec.cache_layer is not None}
         groups.append(CacheGroup(f"{reach}-{num + 1}" if num else str(reach), reach, layers, sources))
+    if groups and all(isinstance(group.reach, Recurrent) for group in groups):
+        groups.insert(0, CacheGroup("tokens", FULL, {}))  # by its pages the prefix cache knows what a state has read
     return tuple(groups)
 
 

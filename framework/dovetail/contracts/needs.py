@@ -119,8 +119,6 @@ def unserved(config: ModelConfig) -> str | None:
         return f"{name}: {reason}"
     if 0 < sum(not spec.causal for spec in specs) < len(specs):
         return f"{name}: some of its layers attend to later tokens and some do not; all must, or none"
-    if all(isinstance(spec.reach, Recurrent) for spec in specs):
-        return f"{name}: all its layers keep recurrent states; a model without an attention layer is not supported"
     return None
 
 

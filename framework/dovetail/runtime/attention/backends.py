@@ -14,6 +14,7 @@ from dovetail.contracts.needs import unserved
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
 from dovetail.plugins.plan import AUTO
+from dovetail.runtime.attention.absent import AbsentAttention
 from dovetail.runtime.attention.auto import KIND, Auto, Names, Picked, Requirements
 from dovetail.runtime.attention.grouped import attended_groups, of_group
 from dovetail.runtime.attention.hybrid import HybridBackend, hybrid
@@ -71,6 +72,10 @@ def choose_backends(
     groups = attended_groups(config)
     picked = []
     for at, group in enumerate(groups):
+        if not group.layers:
+            _warn_of_names(config, settings)
+            picked.append(Picked(AbsentAttention, ("none", "none")))
+            continue
         name = group.name if len(groups) > 1 else ""
         wanted = Requirements(
             of_group(config, group), device, dtype, settings.page_size, name, settings.batch_invariant
@@ -85,6 +90,13 @@ def choose_backends(
         [one.backend for one in picked], tuple(one.names for one in picked), ", ".join(dict.fromkeys(labels)),
         "; ".join(dict.fromkeys(measured)),
     )  # fmt: skip
+
+
+def _warn_of_names(config: ModelConfig, settings: EngineSettings) -> None:
+    """Say that backends were named for a model that needs none."""
+    given = settings.attention_backend, settings.prefill_attention_backend, settings.decode_attention_backend
+    if named := [name for name in given if name not in (AUTO, None)]:
+        logger.warning("%s has no layer that attends: %s has no effect.", config.architecture, ", ".join(named))
 
 
 def _label(names: tuple[str, str]) -> str:

@@ -53,6 +53,8 @@ MIN_COPIES = 2
 """… and those that there are at least: one that is gone on from, and one that is written."""
 ROWS_EACH = 4
 """Running requests for which there is at least one copy, where memory allows."""
+MAX_FREE_TOKENS = 1 << 22
+"""Tokens of a cache whose pages take no memory of the device: what the host keeps of them takes some 100 MiB."""
 NUM_PADDING_ROWS = 3
 """Device rows that no request holds. The first pads the batches of CUDA graphs; trial steps stand in all of them."""
 SAMPLER_COPIES = 6
@@ -345,6 +347,8 @@ def plan_memory(
         return dataclasses.replace(plan, notes=_uncached_notes(settings, plan))
     num, notes = _num_pages(settings, plan)
     plan = _with_copies(dataclasses.replace(plan, groups=groups_for(plan, num), notes=tuple(notes)))
+    if not plan.page_bytes and settings.max_total_tokens is None:
+        plan = _with_free_pages(plan)
     return _with_context(settings, plan)
 
 
@@ -442,6 +446,14 @@ def _with_copies(plan: MemoryPlan) -> MemoryPlan:
         )
         notes = (*notes, note)
     return dataclasses.replace(plan, groups=tuple(groups), notes=notes)
+
+
+def _with_free_pages(plan: MemoryPlan) -> MemoryPlan:
+    """Give a model of states alone pages for all tokens of its requests: those take memory of the host only."""
+    most = min(plan.max_running_requests * plan.context_len, MAX_FREE_TOKENS) // plan.page_size
+    tokens, *states = plan.groups
+    tokens = dataclasses.replace(tokens, num_pages=max(tokens.num_pages, most))
+    return dataclasses.replace(plan, groups=(tokens, *states))
 
 
 def _bytes_for(plan: MemoryPlan, num: int) -> int:
