@@ -37,7 +37,7 @@ def ask(op: str, dtype: torch.dtype, *, invariant: bool = False) -> Ask:
     """The question for an operation at these widths."""
     dims = DIMS if op == "gdn_prefill" else {**DIMS, "K": TAPS}
     name = str(dtype).removeprefix("torch.")
-    return make_ask(op, device_of(CUDA).view, name, dims, {}, invariant=invariant, captured=True)
+    return make_ask(op, device_of(CUDA).view, name, dims, {"rate": 1.0}, invariant=invariant, captured=True)
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dovetail.contracts.kernels import make_ask, meaning
 from dovetail.runtime.device.devices import device_of
-from dovetail_testing.conformance.kernels_mixers import places
+from dovetail_testing.conformance.kernels_mixers import options, places
 from dovetail_testing.conformance.kernels_samples import sample
 
 CPU = torch.device("cpu")
@@ -24,7 +24,8 @@ def copied(operands: list[Any]) -> list[Any]:
 @pytest.mark.parametrize(("shape", "is_strided"), [(0, False), (1, True)], ids=["in a row", "odd widths, slices"])
 @pytest.mark.parametrize(
     ("op", "invariant"),
-    [("conv_qkv", False), ("gdn_prefill", False), ("gdn_prefill", True), ("gdn_decode", False),
+    [("conv_qkv", False), ("short_conv_prefill", False), ("short_conv_decode", False), ("gdn_prefill", False),
+     ("gdn_prefill", True), ("gdn_decode", False),
      ("gated_rms_norm", False), ("ssd_prefill", False), ("ssd_prefill", True), ("ssd_decode", False)],
 )  # fmt: skip
 def test_a_kernel_equals_its_meaning(op: str, invariant: bool, shape: int, is_strided: bool) -> None:
@@ -34,7 +35,7 @@ def test_a_kernel_equals_its_meaning(op: str, invariant: bool, shape: int, is_st
 
     dims = places(op)
     assert dims is not None
-    ask = make_ask(op, device_of(CPU).view, "float32", dims[shape], {}, invariant=invariant)
+    ask = make_ask(op, device_of(CPU).view, "float32", dims[shape], options(op)[-1], invariant=invariant)
     kernel, plain = TritonKernels().make(ask), meaning(ask)
     for rows in (1, 70):
         operands = list(sample(ask, rows, CPU, 3, is_strided=is_strided))
@@ -63,7 +64,7 @@ def test_states_in_fewer_bits_are_rounded_where_the_meaning_rounds(
 
     dims = places(op)
     assert dims is not None
-    ask = make_ask(op, device_of(CPU).view, "float32", dims[0], {}, invariant=invariant)
+    ask = make_ask(op, device_of(CPU).view, "float32", dims[0], options(op)[0], invariant=invariant)
     is_prompt = op.endswith("_prefill")
     operands = list(sample(ask, 100 if is_prompt else 9, CPU, 3, is_strided=False))
     kept = range(len(operands) - 1 - is_prompt, len(operands))
@@ -98,15 +99,17 @@ def test_a_norm_of_groups_equals_its_meaning(num: int, norm_first: bool, shape: 
 
 
 @pytest.mark.parametrize(
-    "op", ["conv_qkv", "gdn_prefill", "gdn_decode", "gated_rms_norm", "sigmoid_gate", "ssd_prefill", "ssd_decode"]
-)
+    "op",
+    ["conv_qkv", "short_conv_prefill", "short_conv_decode", "gdn_prefill", "gdn_decode", "gated_rms_norm",
+     "sigmoid_gate", "ssd_prefill", "ssd_decode"],
+)  # fmt: skip
 def test_nothing_comes_of_no_rows(op: str) -> None:
     """A kernel and its meaning take a step without tokens, and write to no state."""
     pytest.importorskip("triton")
     from dovetail_backends.kernels.triton import TritonKernels
 
     dims = places(op)
-    ask = make_ask(op, device_of(CPU).view, "float32", {"N": 6, "D": 8} if dims is None else dims[0], {})
+    ask = make_ask(op, device_of(CPU).view, "float32", {"N": 6, "D": 8} if dims is None else dims[0], options(op)[0])
     for compute in (TritonKernels().make(ask), meaning(ask)):
         operands = list(sample(ask, 0, CPU, 3, is_strided=False))
         given = copied(operands)

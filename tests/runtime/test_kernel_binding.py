@@ -174,7 +174,7 @@ def test_plain_torch_that_reads_tensors_on_the_host_is_not_recorded(invariant: b
     """Prompts come through it; with `--batch-invariant` what decodes does, too, so that a graph would replay it."""
     dims = {"G": 1, "J": 1, "D": 16, "W": 16}
     bound = binder(captured=True)
-    bound.bind(make_ask("gdn_prefill", CPU, "float32", dims, {}, invariant=invariant, captured=True))
+    bound.bind(make_ask("gdn_prefill", CPU, "float32", dims, {"rate": 1.0}, invariant=invariant, captured=True))
     assert bound.is_capturable is not invariant
 
 

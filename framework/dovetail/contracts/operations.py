@@ -270,11 +270,30 @@ OPS: Mapping[str, Operation] = {
             reads_host=True,
         ),
         Operation(
+            "short_conv_prefill",
+            "x [T, P], before [T, P], behind [T, P], weight [P, K], bias [P] | None, lens [B], "
+            f"{_PIECES}, conv [S, K, P], copies [M, K, P] -> [T, P]",
+            ("P", "K"),
+            f"{_CONV}:short_conv_prefill",
+            changes=frozenset({"conv", "copies"}),
+            invariant_meaning=f"{_CONV}:short_conv_prefill_by_token",
+            reads_host=True,
+        ),
+        Operation(
+            "short_conv_decode",
+            "x [T, P], before [T, P], behind [T, P], weight [P, K], bias [P] | None, rows [T], positions [T], "
+            "conv [S, K, P] -> [T, P]",
+            ("P", "K"),
+            f"{_CONV}:short_conv_decode",
+            changes=frozenset({"conv"}),
+        ),
+        Operation(
             "gdn_prefill",
             "x [T, P], b [T, G, J], a [T, G, J], a_log [N] float32, dt_bias [N] float32, "
             f"{_PIECES}, state [S, N, D, W] kept, copies [M, N, D, W] kept -> [T, N, W]",
             ("G", "J", "D", "W"),
             f"{_DELTA}:gdn_prefill",
+            options=("rate",),
             changes=frozenset({"state", "copies"}),
             invariant_meaning=f"{_DELTA}:gdn_prefill_by_token",
             reads_host=True,
@@ -286,6 +305,7 @@ OPS: Mapping[str, Operation] = {
             "state [S, N, D, W] kept -> [T, N W]",
             ("G", "J", "D", "W", "K"),
             f"{_DELTA}:gdn_decode",
+            options=("rate",),
             changes=frozenset({"conv", "state"}),
         ),
         Operation(

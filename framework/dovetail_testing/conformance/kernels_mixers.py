@@ -22,17 +22,18 @@ SHAPES: Sequence[dict[str, int]] = (
     {"G": 1, "J": 3, "D": 24, "W": 40, "K": 3},
     {"G": 2, "J": 1, "D": 128, "W": 128, "K": 4},
 )
+CONVS: Sequence[dict[str, int]] = ({"P": 200, "K": 3}, {"P": 63, "K": 4})
 NORMS: Sequence[dict[str, int]] = ({"N": 5, "W": 40}, {"N": 4, "W": 128})
 GROUPS: Sequence[dict[str, int]] = ({"N": 3, "W": 40}, {"N": 1, "W": 8192})
 GATES: Sequence[dict[str, int]] = ({"N": 5, "D": 24}, {"N": 3, "D": 256})
 EPS, PIECE = 1e-6, 64
 STEPS = 0.002, 0.08
 """Bounds of a step of Mamba 2: some are beyond them."""
-BY_REQUEST = frozenset({"conv_qkv", "gdn_prefill", "ssd_prefill"})
+BY_REQUEST = frozenset({"conv_qkv", "short_conv_prefill", "gdn_prefill", "ssd_prefill"})
 """Operations whose tokens depend on those before them of their request, and on nothing else."""
-FOLDS = BY_REQUEST | {"gdn_decode", "ssd_decode"}
+FOLDS = BY_REQUEST | {"short_conv_decode", "gdn_decode", "ssd_decode"}
 """Those that write states."""
-OF_TOKENS: Sequence[str] = ("q", "k", "v", "x", "b", "a", "dt")
+OF_TOKENS: Sequence[str] = ("q", "k", "v", "x", "b", "a", "dt", "before", "behind")
 """Operands of such an operation that have a row for each token."""
 CUTS = ((64, 150), (128, 129), (64, 128, 192, 193))
 """Where a request is cut: its last end is its length."""
@@ -40,13 +41,17 @@ CUTS = ((64, 150), (128, 129), (64, 128, 192, 193))
 
 def places(op: str) -> Sequence[dict[str, int]] | None:
     """Return widths of the places of an operation; None for one that is not such a one."""
+    if op.startswith("short_conv"):
+        return CONVS
     if op in FOLDS:
         return [shape if not op.endswith("_prefill") else _without_taps(shape) for shape in SHAPES]
     return {"gated_rms_norm": NORMS, "gated_group_norm": GROUPS, "sigmoid_gate": GATES}.get(op)
 
 
-def options(op: str) -> Sequence[dict[str, bool]]:
+def options(op: str) -> Sequence[dict[str, Any]]:
     """Return the options of such an operation that are tried."""
+    if op.startswith("gdn_"):
+        return {"rate": 1.0}, {"rate": 2.0}
     return ({"norm_first": False}, {"norm_first": True}) if op == "gated_group_norm" else ({},)
 
 
@@ -146,9 +151,15 @@ class MixerOperands:
             return self._decode()
         if self.ask.op == "ssd_decode":
             return self._ssd_decode()
+        if self.ask.op == "short_conv_decode":
+            rings = self.draw(self.rows + 2, self.dims["K"], self._channels)
+            return [*self._gated(), *self._taps(), *self._places(self.rows + 2), rings]
         given = divided(self.rows, self.device) if requests is None else requests
-        made = {"conv_qkv": self._conv, "gdn_prefill": self._prefill, "ssd_prefill": self._ssd_prefill}
-        return made[self.ask.op](given)
+        made = {"gdn_prefill": self._prefill, "ssd_prefill": self._ssd_prefill}
+        return made.get(self.ask.op, self._conv)(given)
+
+    def _gated(self) -> list[Tensor]:
+        return [self.by_row(self._channels) for _ in range(3)]
 
     def _inputs(self) -> list[Tensor]:
         keys, values, dim = self.dims["G"], self.dims["J"] * self.dims["W"], self.dims["D"]
@@ -156,6 +167,8 @@ class MixerOperands:
 
     @property
     def _channels(self) -> int:
+        if "P" in self.dims:
+            return self.dims["P"]
         return self.dims["G"] * (2 * self.dims["D"] + self.dims["J"] * self.dims["W"])
 
     def _state(self, num: int) -> Tensor:
@@ -175,7 +188,8 @@ class MixerOperands:
     def _conv(self, requests: MixerRequests) -> list[Any]:
         (weight, bias), taps = self._taps(), self.dims["K"]
         rings = (self.draw(num, taps, self._channels) for num in (len(requests.rows) + 2, requests.num_copies))
-        return [*self._inputs(), weight, bias, requests.pieces.lens, *requests.plan(), *rings]
+        inputs = self._inputs() if self.ask.op == "conv_qkv" else self._gated()
+        return [*inputs, weight, bias, requests.pieces.lens, *requests.plan(), *rings]
 
     def _prefill(self, requests: MixerRequests) -> list[Any]:
         states = self._state(len(requests.rows) + 2), self._state(requests.num_copies)

@@ -50,6 +50,8 @@ class DeltaShape(NamedTuple):
         width: W.
         taps: K.
         interleaved: The projections' rows stand by key head: queries, keys, values and gates of each; rates, decays.
+        rate: Largest rate of the fold.
+        norm_eps: Of the gated norm; None: that of the model's norms.
     """
 
     keys: int
@@ -58,6 +60,8 @@ class DeltaShape(NamedTuple):
     width: int
     taps: int
     interleaved: bool = False
+    rate: float = 1.0
+    norm_eps: float | None = None
 
     @classmethod
     def of(cls, hf: Mapping[str, Any], *, interleaved: bool = False) -> DeltaShape:
@@ -149,14 +153,15 @@ class GatedDeltaNet(Mixer):
         )
         self._widths = (shape.dim, shape.dim, values, values), (shape.per_key, shape.per_key)
         keys = shape.keys // ctx.parallel.size
-        self.norm = GatedRMSNorm(keys * shape.per_key, shape.width, config.norm_eps, ctx)
+        eps = config.norm_eps if shape.norm_eps is None else shape.norm_eps
+        self.norm = GatedRMSNorm(keys * shape.per_key, shape.width, eps, ctx)
         self.out = ctx.linear("out", shape.values * shape.width, config.hidden_size, shard="in")
         dims = {"G": keys, "J": shape.per_key, "D": shape.dim, "W": shape.width}
         self._conv, self._prefill = (
             ctx.operation("conv_qkv", **dims, K=shape.taps),
-            ctx.operation("gdn_prefill", **dims),
+            ctx.operation("gdn_prefill", **dims, rate=shape.rate),
         )
-        self._decode = ctx.operation("gdn_decode", **dims, K=shape.taps)
+        self._decode = ctx.operation("gdn_decode", **dims, K=shape.taps, rate=shape.rate)
 
     def forward(
         self,

@@ -42,7 +42,7 @@ class Right(KernelSet):
         return Claim(ask.rows, **self.claims)
 
     def make(self, ask: Ask) -> Any:
-        return getattr(self, ask.op)
+        return partial(getattr(self, ask.op), **dict(ask.options))
 
 
 def wrong_from_257_on(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -172,10 +172,10 @@ class ForgetsAtCuts(Right):
     ops = frozenset({"gdn_prefill"})
     claims: Any = {"row_independent": True}
 
-    def gdn_prefill(self, x: Tensor, *operands: Tensor) -> Tensor:
+    def gdn_prefill(self, x: Tensor, *operands: Tensor, rate: float) -> Tensor:
         state = operands[-2]
         state *= 1 - 1e-6
-        return delta.gdn_prefill(x, *operands)
+        return delta.gdn_prefill(x, *operands, rate=rate)
 
 
 class Long(Right):

@@ -30,7 +30,7 @@ class Router(Layer):
     """Chooses the experts of each token. Scores are float32, and the correction is, as checkpoints have it."""
 
     correction: Tensor | None
-    suffixes = {"correction": (".e_score_correction_bias",)}  # noqa: RUF012 - as the base declares it
+    suffixes = {"correction": (".e_score_correction_bias", ".expert_bias")}  # noqa: RUF012 - as the base declares it
 
     def __init__(self, routing: Routing, hidden: int, ctx: BuildContext) -> None:
         super().__init__()

@@ -18,6 +18,7 @@ class Routing:
         top_k: K.
         score: Of an expert.
         normalise: Whether the shares of the chosen ones are divided by their sum.
+        least: Added to that sum, so that it is never zero.
         scale: Factor of the shares.
         bias: Whether logits have a bias.
         correction: Whether a bias of each expert joins its score for the choice, and not for its share.
@@ -31,6 +32,7 @@ class Routing:
     top_k: int
     score: Score = "softmax"
     normalise: bool = True
+    least: float = 1e-20
     scale: float = 1.0
     bias: bool = False
     correction: bool = False

@@ -9,7 +9,7 @@ those of queries, of keys, of values; K taps; B requests, C pieces, S device row
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -37,9 +37,14 @@ def pieces_of(table: Tensor, saves: Tensor) -> Iterator[Piece]:
 
 
 def _taps(window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Convolve `[…, K, P]`, oldest first, with `[P, K]`, then SiLU; rounded where transformers rounds."""
+    """Convolve `[…, K, P]`, oldest first, with `[P, K]`; rounded where transformers rounds."""
     total = (window.float() * weight.t().float()).sum(-2)
-    return F.silu((total if bias is None else total + bias.float()).to(window.dtype))
+    return (total if bias is None else total + bias.float()).to(window.dtype)
+
+
+def _activated(window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """As `_taps`, then SiLU."""
+    return F.silu(_taps(window, weight, bias))
 
 
 def conv_qkv(
@@ -77,7 +82,8 @@ def conv_qkv(
     Returns:
         `[T, P]`; that of tokens which are no request's means nothing.
     """
-    return _conv_qkv(q, k, v, weight, bias, rows, starts, lens, table, saves, conv, copies, PIECE)
+    x = torch.cat([one.flatten(1) for one in (q, k, v)], 1)
+    return _convolve(_activated, x, weight, bias, lens, rows, starts, table, saves, conv, copies, PIECE)
 
 
 def conv_qkv_by_token(
@@ -96,38 +102,38 @@ def conv_qkv_by_token(
     copies: Tensor,
 ) -> Tensor:
     """As `conv_qkv`, each token by itself: a decoded one has the bits of one of a prompt."""
-    return _conv_qkv(q, k, v, weight, bias, rows, starts, lens, table, saves, conv, copies, 1)
+    x = torch.cat([one.flatten(1) for one in (q, k, v)], 1)
+    return _convolve(_activated, x, weight, bias, lens, rows, starts, table, saves, conv, copies, 1)
 
 
-def _conv_qkv(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+def _convolve(
+    taps: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+    x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
+    lens: Tensor,
     rows: Tensor,
     starts: Tensor,
-    lens: Tensor,
     table: Tensor,
     saves: Tensor,
     conv: Tensor,
     copies: Tensor,
     size: int,
 ) -> Tensor:
-    """As `conv_qkv`, computed for so many tokens at a time."""
-    x, taps = torch.cat([one.flatten(1) for one in (q, k, v)], 1), conv.shape[1]
+    """Convolve `[T, P]` by `taps`, computed for so many tokens at a time; rings and copies are written."""
+    width = conv.shape[1]
     out, at_rows, ends, at = torch.zeros_like(x), rows.tolist(), lens.tolist(), starts.tolist()
     for request, first, num, copy in pieces_of(table, saves):
         row, end = at_rows[request], at[request + 1]
         position = ends[request] - (end - first)  # of the piece's first token
-        ring = torch.arange(position - taps, position, device=x.device) % taps
+        ring = torch.arange(position - width, position, device=x.device) % width
         before = conv[row, ring]
         inputs = torch.cat((before, x[first : first + num]))
         for begin in range(0, num, size):
-            wide = F.pad(inputs[begin + 1 :][: size + taps - 1], (0, 0, 0, max(0, begin + size - num)))
-            done, here = _taps(wide.unfold(0, taps, 1).transpose(1, 2), weight, bias), min(size, num - begin)
+            wide = F.pad(inputs[begin + 1 :][: size + width - 1], (0, 0, 0, max(0, begin + size - num)))
+            done, here = taps(wide.unfold(0, width, 1).transpose(1, 2), weight, bias), min(size, num - begin)
             out[first + begin : first + begin + here] = done[:here]
-        last, slots = inputs[-taps:], torch.arange(position + num - taps, position + num, device=x.device) % taps
+        last, slots = inputs[-width:], torch.arange(position + num - width, position + num, device=x.device) % width
         conv[row, slots] = last
         if copy >= 0:
             copies[copy, slots] = last
@@ -145,8 +151,86 @@ def conv_token(
     conv: Tensor,
 ) -> Tensor:
     """Convolve a token of each of T requests, as `conv_qkv` does: `[T, P]`."""
-    x, taps = torch.cat([one.flatten(1) for one in (q, k, v)], 1), conv.shape[1]
+    x = torch.cat([one.flatten(1) for one in (q, k, v)], 1)
+    return _activated(_window(x, rows, positions, conv), weight, bias)
+
+
+def _window(x: Tensor, rows: Tensor, positions: Tensor, conv: Tensor) -> Tensor:
+    """Write inputs `[T, P]` into rings, and return what is convolved for them, `[T, K, P]`."""
+    taps = conv.shape[1]
     conv[rows, positions % taps] = x
     order = (positions[:, None] + torch.arange(1 - taps, 1, device=x.device)) % taps
-    window = conv.index_select(0, rows).gather(1, order[:, :, None].expand(-1, -1, x.shape[1]))
-    return _taps(window, weight, bias)
+    return conv.index_select(0, rows).gather(1, order[:, :, None].expand(-1, -1, x.shape[1]))
+
+
+def short_conv_prefill(
+    x: Tensor,
+    before: Tensor,
+    behind: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    lens: Tensor,
+    rows: Tensor,
+    starts: Tensor,
+    pieces: Tensor,
+    table: Tensor,
+    saves: Tensor,
+    conv: Tensor,
+    copies: Tensor,
+) -> Tensor:
+    """Convolve what tokens of requests have times a gate over time, and multiply it by another gate (LFM2).
+
+    Args:
+        x: `[T, P]`.
+        before: `[T, P]`, multiplies `x`; rings keep the product.
+        behind: `[T, P]`, multiplies what is convolved.
+        weight: As for `conv_qkv`, and what follows.
+        bias: See there.
+        lens: See there.
+        rows: See there.
+        starts: See there.
+        pieces: See there.
+        table: See there.
+        saves: See there.
+        conv: See there.
+        copies: See there.
+
+    Returns:
+        `[T, P]`; that of tokens which are no request's means nothing.
+    """
+    found = _convolve(_taps, x * before, weight, bias, lens, rows, starts, table, saves, conv, copies, PIECE)
+    return found * behind
+
+
+def short_conv_prefill_by_token(
+    x: Tensor,
+    before: Tensor,
+    behind: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    lens: Tensor,
+    rows: Tensor,
+    starts: Tensor,
+    pieces: Tensor,
+    table: Tensor,
+    saves: Tensor,
+    conv: Tensor,
+    copies: Tensor,
+) -> Tensor:
+    """As `short_conv_prefill`, each token by itself: a decoded one has the bits of one of a prompt."""
+    found = _convolve(_taps, x * before, weight, bias, lens, rows, starts, table, saves, conv, copies, 1)
+    return found * behind
+
+
+def short_conv_decode(
+    x: Tensor,
+    before: Tensor,
+    behind: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    rows: Tensor,
+    positions: Tensor,
+    conv: Tensor,
+) -> Tensor:
+    """As `short_conv_prefill`, for a token of each of T requests, in these device rows: `[T, P]`."""
+    return _taps(_window(x * before, rows, positions, conv), weight, bias) * behind

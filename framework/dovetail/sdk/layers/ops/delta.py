@@ -33,10 +33,10 @@ class Gates(NamedTuple):
     rate: Tensor
 
     @classmethod
-    def of(cls, b: Tensor, a: Tensor, a_log: Tensor, dt_bias: Tensor) -> Gates:
-        """Make them of `[…, G, J]`: `[…, N]`."""
+    def of(cls, b: Tensor, a: Tensor, a_log: Tensor, dt_bias: Tensor, most: float) -> Gates:
+        """Make them of `[…, G, J]`: `[…, N]`; rates are at most `most`."""
         step = F.softplus(a.flatten(-2).float() + dt_bias.float())
-        return cls(-a_log.float().exp() * step, b.flatten(-2).float().sigmoid())
+        return cls(-a_log.float().exp() * step, b.flatten(-2).float().sigmoid() * most)
 
 
 class Heads(NamedTuple):
@@ -100,6 +100,8 @@ def gdn_prefill(
     saves: Tensor,
     state: Tensor,
     copies: Tensor,
+    *,
+    rate: float = 1.0,
 ) -> Tensor:
     """Fold the tokens of requests into their states, piece by piece.
 
@@ -116,6 +118,7 @@ def gdn_prefill(
         saves: See there.
         state: `[S, N, D, W]` float32, bfloat16 or float16.
         copies: `[M, N, D, W]`, in its dtype.
+        rate: Largest rate; above 1, a token may turn what the state holds of its key around (OLMo Hybrid: 2).
 
     Returns:
         What tokens read, `[T, N, W]` in the dtype of `x`; zeros for tokens that are no request's.
@@ -125,7 +128,7 @@ def gdn_prefill(
     for request, first, num, copy in pieces_of(table, saves):
         own = slice(first, first + num)
         heads = Heads.of(F.pad(x[own], (0, 0, 0, PIECE - num)), num_keys, per_key, state.shape[2])
-        gates = Gates.of(b[own], a[own], a_log, dt_bias)
+        gates = Gates.of(b[own], a[own], a_log, dt_bias, rate)
         still = Gates(*(F.pad(one, (0, 0, 0, PIECE - num)).t() for one in gates))
         by_head = Heads(*(one.transpose(0, 1).contiguous() for one in heads))
         read, after = _fold_piece(by_head, still, state[at[request]].float())
@@ -149,6 +152,8 @@ def gdn_prefill_by_token(
     saves: Tensor,
     state: Tensor,
     copies: Tensor,
+    *,
+    rate: float = 1.0,
 ) -> Tensor:
     """As `gdn_prefill`, token by token: a decoded one has the bits of one of a prompt, wherever that was cut."""
     num_keys, per_key = b.shape[1:]
@@ -157,7 +162,7 @@ def gdn_prefill_by_token(
         own = state[at[request]][None]
         for token in range(first, first + num):
             heads = Heads.of(x[token : token + 1], num_keys, per_key, state.shape[2])
-            gates = Gates.of(b[token : token + 1], a[token : token + 1], a_log, dt_bias)
+            gates = Gates.of(b[token : token + 1], a[token : token + 1], a_log, dt_bias, rate)
             read, after = _fold_token(heads, gates, own.float())
             own = after.to(state.dtype)
             out[token] = read[0].to(x.dtype)
@@ -183,6 +188,8 @@ def gdn_decode(
     eps: float,
     conv: Tensor,
     state: Tensor,
+    *,
+    rate: float = 1.0,
 ) -> Tensor:
     """Fold a token of each request: convolution, fold and gated norm at once.
 
@@ -202,6 +209,7 @@ def gdn_decode(
         eps: Of the norm.
         conv: `[S, K, P]`.
         state: As for `gdn_prefill`.
+        rate: See there.
 
     Returns:
         `[T, N W]`.
@@ -209,7 +217,8 @@ def gdn_decode(
     x = conv_token(q, k, v, weight, None, rows, positions, conv)
     num_keys, per_key = b.shape[1:]
     heads = Heads.of(x, num_keys, per_key, state.shape[2])
-    read, after = _fold_token(heads, Gates.of(b, a, a_log, dt_bias), state.index_select(0, rows).float())
+    gates = Gates.of(b, a, a_log, dt_bias, rate)
+    read, after = _fold_token(heads, gates, state.index_select(0, rows).float())
     state.index_copy_(0, rows, after.to(state.dtype))
     return gated_rms_norm(read.to(x.dtype), z.reshape(read.shape), norm, eps)
 

@@ -45,7 +45,7 @@ def route(logits: Tensor, correction: Tensor | None, scale: float, *, routing: R
         ids = choice.topk(routing.top_k, dim=-1, sorted=False).indices
         shares = scores.gather(1, ids)
         if routing.normalise:
-            shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)
+            shares = shares / (shares.sum(-1, keepdim=True) + routing.least)
     return ids, (shares * (routing.scale * scale)).to(dtype)
 
 

@@ -33,6 +33,8 @@ MADE = {
     "packed_experts": "mixture:TritonPackedExperts",
     "routed_experts": "mixture:TritonRoutedExperts",
     "conv_qkv": "delta_pieces:conv_qkv",
+    "short_conv_prefill": "short_conv:short_conv_prefill",
+    "short_conv_decode": "short_conv:short_conv_decode",
     "gdn_prefill": "delta_pieces:gdn_prefill",
     "gdn_decode": "delta:gdn_decode",
     "gated_rms_norm": "delta:gated_rms_norm",

@@ -35,9 +35,9 @@ def softplus(x):
 
 
 @triton.jit
-def gates(b, a, a_log, dt_bias):
-    """Decay in log space, and rate, of float32 numbers."""
-    return -tl.exp(a_log) * softplus(a + dt_bias), 1.0 / (1.0 + tl.exp(-b))
+def gates(b, a, a_log, dt_bias, RATE: tl.constexpr):
+    """Decay in log space, and rate, at most RATE, of float32 numbers."""
+    return -tl.exp(a_log) * softplus(a + dt_bias), RATE / (1.0 + tl.exp(-b))
 
 
 @triton.jit
@@ -87,7 +87,7 @@ def _decode_kernel(
     q, k, v, z, b, a, rows, positions, weight, a_log, dt_bias, norm, out, conv, state, eps,
     q_token, q_head, k_token, k_head, v_token, v_head, z_token, z_head, b_token, b_head, a_token, a_head,
     G: tl.constexpr, J: tl.constexpr, D: tl.constexpr, W: tl.constexpr, K: tl.constexpr, TAPS: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_W: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_W: tl.constexpr, BLOCKS: tl.constexpr, RATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program per token and value head, which goes through blocks of values: the next one is loaded meanwhile."""
     if PDL:
@@ -119,7 +119,7 @@ def _decode_kernel(
     decay, rate = gates(
         tl.load(b + token * b_token + key * b_head + which).to(tl.float32),
         tl.load(a + token * a_token + key * a_head + which).to(tl.float32),
-        tl.load(a_log + head), tl.load(dt_bias + head),
+        tl.load(a_log + head), tl.load(dt_bias + head), RATE,
     )  # fmt: skip
     q_now, k_now = unit(q_now, tl.full([], D, tl.float32)), unit(k_now, tl.full([], 1, tl.float32))
     block = tl.arange(0, BLOCKS)[:, None]
@@ -143,7 +143,7 @@ def _decode_kernel(
 
 def gdn_decode(
     q: Tensor, k: Tensor, v: Tensor, z: Tensor, b: Tensor, a: Tensor, rows: Tensor, positions: Tensor, weight: Tensor,
-    a_log: Tensor, dt_bias: Tensor, norm: Tensor, eps: float, conv: Tensor, state: Tensor,
+    a_log: Tensor, dt_bias: Tensor, norm: Tensor, eps: float, conv: Tensor, state: Tensor, *, rate: float = 1.0,
 ) -> Tensor:  # fmt: skip
     """See `delta.gdn_decode`: one kernel."""
     (num, keys, dim), per_key, width = q.shape, b.shape[2], state.shape[3]
@@ -157,8 +157,8 @@ def gdn_decode(
     _decode_kernel[(num, heads)](
         q, k, v, z, b, a, rows, positions, weight, a_log, dt_bias, norm, out, conv, state, eps, *strides,
         G=keys, J=per_key, D=dim, W=width, K=conv.shape[1], TAPS=triton.next_power_of_2(conv.shape[1]),
-        BLOCK_D=block_d, BLOCK_W=block_w, BLOCKS=triton.next_power_of_2(triton.cdiv(width, block_w)), num_warps=warps,
-        **launch_options(q),
+        BLOCK_D=block_d, BLOCK_W=block_w, BLOCKS=triton.next_power_of_2(triton.cdiv(width, block_w)), RATE=rate,
+        num_warps=warps, **launch_options(q),
     )  # fmt: skip
     return out
 
@@ -175,7 +175,7 @@ def _by_token_kernel(
     x, b, a, a_log, dt_bias, rows, pieces, table, saves, out, state, copies,
     b_token, b_head, a_token, a_head,
     G: tl.constexpr, J: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_W: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_W: tl.constexpr, RATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program per block of values, value head and request: all of its tokens, one by one."""
     if PDL:
@@ -204,7 +204,7 @@ def _by_token_kernel(
                 v = tl.load(source + 2 * G * D + head * W + w, mask=in_w, other=0.0).to(tl.float32)
                 decay, rate = gates(
                     tl.load(b + token * b_token + key * b_head + which).to(tl.float32),
-                    tl.load(a + token * a_token + key * a_head + which).to(tl.float32), a_own, bias,
+                    tl.load(a + token * a_token + key * a_head + which).to(tl.float32), a_own, bias, RATE,
                 )  # fmt: skip
                 read, now = fold_token(now, unit(q, dim), unit(k, one), v, decay, rate)
                 now = now.to(state.dtype.element_ty).to(tl.float32)
@@ -217,7 +217,7 @@ def _by_token_kernel(
 
 def gdn_prefill_by_token(
     x: Tensor, b: Tensor, a: Tensor, a_log: Tensor, dt_bias: Tensor, rows: Tensor, starts: Tensor, pieces: Tensor,
-    table: Tensor, saves: Tensor, state: Tensor, copies: Tensor,
+    table: Tensor, saves: Tensor, state: Tensor, copies: Tensor, *, rate: float = 1.0,
 ) -> Tensor:  # fmt: skip
     """See `delta.gdn_prefill_by_token`: one kernel, the same for requests of one token and of many."""
     x, b, a = (one if one.stride(-1) == 1 else one.contiguous() for one in (x, b, a))
@@ -229,7 +229,7 @@ def gdn_prefill_by_token(
     _by_token_kernel[(triton.cdiv(width, block_w), heads, len(rows))](
         x.contiguous(), b, a, a_log, dt_bias, rows, pieces, table, saves, out, state, copies,
         *b.stride()[:2], *a.stride()[:2], G=keys, J=per_key, D=dim, W=width, BLOCK_D=block_d, BLOCK_W=block_w,
-        num_warps=warps, **launch_options(x),
+        RATE=rate, num_warps=warps, **launch_options(x),
     )  # fmt: skip
     return out
 

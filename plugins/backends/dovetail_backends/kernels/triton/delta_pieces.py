@@ -31,12 +31,26 @@ PREPARE_WARPS = 4
 
 
 @triton.jit
-def _convolve(
-    source, by_token, by_head, block, piece, num, weight, bias, lens, rows, starts, table, saves, conv, copies, out,
+def gated(source, by_token, gate, gate_token, own, place, mask):
+    """Inputs of channels at places in the batch, times a gate if there is one, which has a row for each token."""
+    value = tl.load(source + place * by_token, mask=mask, other=0.0)
+    if gate is not None:
+        by = tl.load(gate + place * gate_token + own, mask=mask, other=0.0)
+        value = (value.to(tl.float32) * by.to(tl.float32)).to(value.dtype)
+    return value
+
+
+@triton.jit
+def convolve(
+    source, by_token, by_head, before, before_token, behind, behind_token, block, piece, num, weight, bias, lens, rows,
+    starts, table, saves, conv, copies, out,
     FIRST: tl.constexpr, NUM: tl.constexpr, WIDE: tl.constexpr, P: tl.constexpr, K: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """A piece's convolution for a block of the NUM channels from FIRST on: those of one tensor, WIDE of each head."""
+    """A piece's convolution for a block of the NUM channels from FIRST on: those of one tensor, WIDE of each head.
+
+    With a gate `behind`, what is convolved is multiplied by it; without, SiLU is applied.
+    """
     own = block * BLOCK_C + tl.arange(0, BLOCK_C)
     in_c, channel = own < NUM, FIRST + own
     source += own // WIDE * by_head + own % WIDE
@@ -50,7 +64,7 @@ def _convolve(
         total = tl.zeros([BLOCK_T, BLOCK_C], tl.float32)
         for back in tl.static_range(0, K):
             place = (token - back)[:, None]
-            value = tl.load(source[None, :] + place * by_token, mask=live & (place >= start), other=0.0)
+            value = gated(source[None, :], by_token, before, before_token, own[None, :], place, live & (place >= start))
             if begin + at < start + back:  # some of them stand before the request's first token here
                 slot = (place + offset + K) % K
                 value += tl.load(ring[None, :] + slot * P, mask=live & (place < start), other=0.0)
@@ -58,14 +72,19 @@ def _convolve(
             total += value.to(tl.float32) * taken[None, :]
         if bias is not None:
             total += tl.load(bias + channel, mask=in_c, other=0.0).to(tl.float32)[None, :]
-        found = silu(total.to(out.dtype.element_ty).to(tl.float32))
+        found = total.to(out.dtype.element_ty).to(tl.float32)
+        if behind is None:
+            found = silu(found)
+        else:
+            by = tl.load(behind + token[:, None] * behind_token + own[None, :], mask=live, other=0.0)
+            found = found * by.to(tl.float32)
         tl.store(out + token[:, None] * P + channel[None, :], found.to(out.dtype.element_ty), mask=live)
     copy = tl.load(saves + piece)
     if copy >= 0:
         for back in tl.static_range(0, K):
             place = begin + num - 1 - back
             slot = (place + offset + K) % K
-            value = tl.load(source + place * by_token, mask=in_c & (place >= start), other=0.0)
+            value = gated(source, by_token, before, before_token, own, place, in_c & (place >= start))
             value += tl.load(ring + slot * P, mask=in_c & (place < start), other=0.0)
             tl.store(copies + copy * (K * P) + slot * P + channel, value, mask=in_c)
 
@@ -87,25 +106,25 @@ def _conv_kernel(
     num = tl.load(table + piece * 3 + 2)
     if num > 0:
         if block < BLOCKS:
-            _convolve(
-                q, q_token, q_head, block, piece, num, weight, bias, lens, rows, starts, table, saves, conv, copies,
-                out, 0, G * D, D, P, K, BLOCK_T, BLOCK_C,
+            convolve(
+                q, q_token, q_head, None, 0, None, 0, block, piece, num, weight, bias, lens, rows, starts, table,
+                saves, conv, copies, out, 0, G * D, D, P, K, BLOCK_T, BLOCK_C,
             )  # fmt: skip
         elif block < 2 * BLOCKS:
-            _convolve(
-                k, k_token, k_head, block - BLOCKS, piece, num, weight, bias, lens, rows, starts, table, saves, conv,
-                copies, out, G * D, G * D, D, P, K, BLOCK_T, BLOCK_C,
+            convolve(
+                k, k_token, k_head, None, 0, None, 0, block - BLOCKS, piece, num, weight, bias, lens, rows, starts,
+                table, saves, conv, copies, out, G * D, G * D, D, P, K, BLOCK_T, BLOCK_C,
             )  # fmt: skip
         else:
-            _convolve(
-                v, v_token, v_head, block - 2 * BLOCKS, piece, num, weight, bias, lens, rows, starts, table, saves,
-                conv, copies, out, 2 * G * D, G * V, V, P, K, BLOCK_T, BLOCK_C,
+            convolve(
+                v, v_token, v_head, None, 0, None, 0, block - 2 * BLOCKS, piece, num, weight, bias, lens, rows, starts,
+                table, saves, conv, copies, out, 2 * G * D, G * V, V, P, K, BLOCK_T, BLOCK_C,
             )  # fmt: skip
 
 
 @triton.jit
-def _keep(
-    source, by_token, by_head, block, request, lens, rows, starts, conv,
+def keep(
+    source, by_token, by_head, before, before_token, block, request, lens, rows, starts, conv,
     FIRST: tl.constexpr, NUM: tl.constexpr, WIDE: tl.constexpr, P: tl.constexpr, K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Write a request's last inputs of a block of channels into its ring."""
@@ -117,7 +136,7 @@ def _keep(
     for back in tl.static_range(0, K):
         place = end - 1 - back
         inside = (own < NUM) & (place >= start)
-        value = tl.load(source + place * by_token, mask=inside, other=0.0)
+        value = gated(source, by_token, before, before_token, own, place, inside)
         tl.store(ring + ((place + offset + K) % K) * P, value, mask=inside)
 
 
@@ -134,12 +153,13 @@ def _ring_kernel(
     BLOCKS: tl.constexpr = (G * D + BLOCK_C - 1) // BLOCK_C
     request, block = tl.program_id(0), tl.program_id(1)
     if block < BLOCKS:
-        _keep(q, q_token, q_head, block, request, lens, rows, starts, conv, 0, G * D, D, P, K, BLOCK_C)
+        keep(q, q_token, q_head, None, 0, block, request, lens, rows, starts, conv, 0, G * D, D, P, K, BLOCK_C)
     elif block < 2 * BLOCKS:
-        _keep(k, k_token, k_head, block - BLOCKS, request, lens, rows, starts, conv, G * D, G * D, D, P, K, BLOCK_C)
+        block -= BLOCKS
+        keep(k, k_token, k_head, None, 0, block, request, lens, rows, starts, conv, G * D, G * D, D, P, K, BLOCK_C)
     else:
         block -= 2 * BLOCKS
-        _keep(v, v_token, v_head, block, request, lens, rows, starts, conv, 2 * G * D, G * V, V, P, K, BLOCK_C)
+        keep(v, v_token, v_head, None, 0, block, request, lens, rows, starts, conv, 2 * G * D, G * V, V, P, K, BLOCK_C)
 
 
 def conv_qkv(
@@ -199,7 +219,7 @@ def _inverse(system):
 def _prepare_kernel(
     x, b, a, a_log, dt_bias, table, inverses, scores, scales, b_token, b_head, a_token, a_head,
     G: tl.constexpr, J: tl.constexpr, D: tl.constexpr, W: tl.constexpr, BLOCK_D: tl.constexpr,
-    NARROW: tl.constexpr, EMULATED: tl.constexpr, PDL: tl.constexpr,
+    NARROW: tl.constexpr, EMULATED: tl.constexpr, RATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program per piece and value head: what of it does not depend on the state."""
     if PDL:
@@ -215,7 +235,7 @@ def _prepare_kernel(
         decay, rate = gates(
             tl.load(b + token * b_token + key * b_head + which, mask=live, other=0.0).to(tl.float32),
             tl.load(a + token * a_token + key * a_head + which, mask=live, other=0.0).to(tl.float32),
-            tl.load(a_log + head), tl.load(dt_bias + head),
+            tl.load(a_log + head), tl.load(dt_bias + head), RATE,
         )  # fmt: skip
         total, rate = tl.cumsum(tl.where(live, decay, 0.0), 0), tl.where(live, rate, 0.0)  # no token, no change
         own_k, k_scale = _rows(x + G * D + key * D, token, live, d, d < D, P)
@@ -285,7 +305,7 @@ def _fold_kernel(
 
 def gdn_prefill(
     x: Tensor, b: Tensor, a: Tensor, a_log: Tensor, dt_bias: Tensor, rows: Tensor, starts: Tensor, pieces: Tensor,
-    table: Tensor, saves: Tensor, state: Tensor, copies: Tensor,
+    table: Tensor, saves: Tensor, state: Tensor, copies: Tensor, *, rate: float = 1.0,
 ) -> Tensor:  # fmt: skip
     """See `delta.gdn_prefill`: two kernels."""
     b, a = (one if one.stride(-1) == 1 else one.contiguous() for one in (b, a))
@@ -300,7 +320,7 @@ def gdn_prefill(
     sizes |= {"NARROW": x.dtype == torch.bfloat16, "EMULATED": is_interpreted()}
     _prepare_kernel[(len(table), heads)](
         x, b, a, a_log, dt_bias, table, *squares, scales, *b.stride()[:2], *a.stride()[:2], **sizes,
-        num_warps=PREPARE_WARPS, **launch_options(x),
+        RATE=rate, num_warps=PREPARE_WARPS, **launch_options(x),
     )  # fmt: skip
     block, warps, stages = tile(width)
     _fold_kernel[(triton.cdiv(width, block), heads, len(rows))](

@@ -29,7 +29,8 @@ def _first_best(values, numbers, size: tl.constexpr):
 @triton.jit
 def choose(
     logits, correction, ids, shares, scale, token,
-    E: tl.constexpr, TOP_K: tl.constexpr, SCORE: tl.constexpr, NORMALISE: tl.constexpr, CORRECTION: tl.constexpr,
+    E: tl.constexpr, TOP_K: tl.constexpr, SCORE: tl.constexpr, NORMALISE: tl.constexpr, LEAST: tl.constexpr,
+    CORRECTION: tl.constexpr,
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr,
     G_BLOCK: tl.constexpr, E_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, CACHE: tl.constexpr,
 ):  # fmt: skip
@@ -78,7 +79,7 @@ def choose(
         share = tl.exp(share - tl.max(share, 0))
         share = (share / tl.sum(share, 0)).to(logits.dtype.element_ty).to(tl.float32)
     elif NORMALISE:
-        share = share / (tl.sum(tl.where(lane < TOP_K, share, 0.0), 0) + 1e-20)
+        share = share / (tl.sum(tl.where(lane < TOP_K, share, 0.0), 0) + LEAST)
     at = token * TOP_K + lane
     tl.store(ids + at, chosen.to(tl.int64), mask=lane < TOP_K)
     tl.store(shares + at, (share * scale).to(shares.dtype.element_ty), mask=lane < TOP_K)
@@ -87,7 +88,8 @@ def choose(
 @triton.jit
 def _route_kernel(
     logits, correction, ids, shares, scale,
-    E: tl.constexpr, TOP_K: tl.constexpr, SCORE: tl.constexpr, NORMALISE: tl.constexpr, CORRECTION: tl.constexpr,
+    E: tl.constexpr, TOP_K: tl.constexpr, SCORE: tl.constexpr, NORMALISE: tl.constexpr, LEAST: tl.constexpr,
+    CORRECTION: tl.constexpr,
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr,
     G_BLOCK: tl.constexpr, E_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -96,7 +98,7 @@ def _route_kernel(
         gdc_wait()
     choose(
         logits, correction, ids, shares, scale, tl.program_id(0).to(tl.int64),
-        E, TOP_K, SCORE, NORMALISE, CORRECTION, GROUPS, TOP_GROUPS, BEST_TWO, G_BLOCK, E_BLOCK, K_BLOCK, "",
+        E, TOP_K, SCORE, NORMALISE, LEAST, CORRECTION, GROUPS, TOP_GROUPS, BEST_TWO, G_BLOCK, E_BLOCK, K_BLOCK, "",
     )  # fmt: skip
 
 
@@ -104,8 +106,9 @@ def routing_options(routing: Routing, correction: Tensor | None) -> dict[str, An
     """Constants of `choose`."""
     return {
         "E": routing.num, "TOP_K": routing.top_k, "SCORE": routing.score, "NORMALISE": routing.normalise,
-        "CORRECTION": correction is not None, "GROUPS": routing.groups, "TOP_GROUPS": routing.top_groups,
-        "BEST_TWO": routing.group_score == "best_two", "G_BLOCK": triton.next_power_of_2(routing.groups),
+        "LEAST": routing.least, "CORRECTION": correction is not None, "GROUPS": routing.groups,
+        "TOP_GROUPS": routing.top_groups, "BEST_TWO": routing.group_score == "best_two",
+        "G_BLOCK": triton.next_power_of_2(routing.groups),
         "E_BLOCK": triton.next_power_of_2(routing.num // routing.groups),
         "K_BLOCK": triton.next_power_of_2(routing.top_k),
     }  # fmt: skip

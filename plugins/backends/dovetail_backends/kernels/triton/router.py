@@ -122,7 +122,8 @@ def _router_kernel(
     x, norm, w, bias, correction, logits, arrived, ids, shares, made, sums, factors, eps, scale, stride_x, blocks,
     H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
     WORDS: tl.constexpr, STRIDE: tl.constexpr, HALVES: tl.constexpr, SIZE: tl.constexpr, BLOCK_H: tl.constexpr,
-    E: tl.constexpr, TOP_K: tl.constexpr, SCORE: tl.constexpr, NORMALISE: tl.constexpr, CORRECTION: tl.constexpr,
+    E: tl.constexpr, TOP_K: tl.constexpr, SCORE: tl.constexpr, NORMALISE: tl.constexpr, LEAST: tl.constexpr,
+    CORRECTION: tl.constexpr,
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr,
     G_BLOCK: tl.constexpr, E_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -140,7 +141,8 @@ def _router_kernel(
         if is_last:
             choose(
                 logits, correction, ids, shares, scale, token,
-                E, TOP_K, SCORE, NORMALISE, CORRECTION, GROUPS, TOP_GROUPS, BEST_TWO, G_BLOCK, E_BLOCK, K_BLOCK, ".cg",
+                E, TOP_K, SCORE, NORMALISE, LEAST, CORRECTION, GROUPS, TOP_GROUPS, BEST_TWO, G_BLOCK, E_BLOCK, K_BLOCK,
+                ".cg",
             )  # fmt: skip
 
 
