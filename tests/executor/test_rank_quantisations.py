@@ -30,8 +30,18 @@ def tokens(folder: Path, way: str, num: int, **settings: Any) -> list[list[int]]
 FAMILY = ("qwen3", "qwen3_moe")
 SAMPLE = {METHODS[way].plugin: (way, FAMILY[number % 2]) for number, way in enumerate(WAYS)}.values()
 """Of both families, and of every plugin."""
-FOLDING = ("qwen3_next", "qwen3_5_text", "granitemoehybrid", "bamba", "falcon_h1")
-HYBRID = [(way, FOLDING[number % 5]) for number, way in enumerate(WAYS)]
+FOLDING = (
+    "qwen3_next",
+    "qwen3_5_text",
+    "granitemoehybrid",
+    "bamba",
+    "falcon_h1",
+    "lfm2",
+    "lfm2_moe",
+    "olmo_hybrid",
+    "mamba2",
+)
+HYBRID = [(way, FOLDING[number % len(FOLDING)]) for number, way in enumerate(WAYS)]
 REST = [(way, family) for way in WAYS for family in FAMILY if (way, family) not in SAMPLE] + HYBRID
 
 
@@ -40,7 +50,7 @@ REST = [(way, family) for way in WAYS for family in FAMILY if (way, family) not 
 def test_a_packed_model_says_on_ranks_what_it_says_on_one(way: str, family: str, tmp_path: Path) -> None:
     """Dense, with experts and hybrid; with four ranks, two of them have the same key heads."""
     sizes = {"vocab_size": 199, "intermediate_size": 256}
-    sizes |= {"moe_intermediate_size": 128} if family in ("qwen3_moe", "qwen3_next") else {}
+    sizes |= {"moe_intermediate_size": 128} if family in ("qwen3_moe", "qwen3_next", "lfm2_moe") else {}
     sizes |= {"shared_intermediate_size": 256} if family == "granitemoehybrid" else {}
     FAMILIES.make_checkpoint(tmp_path / "plain", family, **sizes)
     assert MODELS.pack_model(tmp_path / "plain", tmp_path / "packed", METHODS[way]) > 3

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from families import make_checkpoint
+from families import make_checkpoint, save
 
-KINDS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+KINDS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid")
 
 
 def make_delta(folder: Path, kind: str, *, seed: int = 0, **changes: Any) -> Any:
@@ -22,5 +22,5 @@ def make_delta(folder: Path, kind: str, *, seed: int = 0, **changes: Any) -> Any
             param.copy_((10 ** (torch.rand_like(param) * 2 - 3)).expm1().log())
         elif name.endswith("A_log"):
             param.copy_((1 + 15 * torch.rand_like(param)).log())
-    model.save_pretrained(folder)
+    save(model, folder)
     return model

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 SIZES: dict[str, Any] = {
     "vocab_size": 131,
@@ -55,6 +56,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {**MOE, "shared_expert_intermediate_size": 48, "norm_topk_prob": False},
     "qwen3_moe": {**MOE, "norm_topk_prob": True},
     "qwen3_next": {**MOE, "shared_expert_intermediate_size": 48, **DELTA},
+    "olmo_hybrid": {key: value for key, value in DELTA.items() if key != "full_attention_interval"},
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": {**MOE, "shared_expert_intermediate_size": 48, **DELTA},
     "deepseek_v2": {**DEEPSEEK, "topk_method": "group_limited_greedy"},
@@ -118,7 +120,8 @@ FAMILIES = """
 mistral mixtral qwen2_moe qwen3_moe olmoe minimax_m2 glm4_moe cohere2 deepseek_v2 deepseek_v3 deepseek_v32 ernie4_5
 ernie4_5_moe exaone4 gemma2 gemma3_text gemma4_text glm4 glm4_moe_lite gpt_oss granite granitemoe hunyuan_v1_dense
 ministral3 olmo2 olmo3 phi3 seed_oss smollm3 stablelm starcoder2 llama4_text qwen3_next qwen3_5_text qwen3_5_moe_text
-granitemoehybrid bamba falcon_h1 nemotron_h
+granitemoehybrid bamba falcon_h1 nemotron_h lfm2 lfm2_moe
+olmo_hybrid mamba2
 """
 OWN = FAMILIES.split()
 """Families with a plugin of their own, besides Llama, Qwen2 and Qwen3."""
@@ -139,8 +142,23 @@ def make_checkpoint(folder: Path, kind: str, *, seed: int = 0, **changes: Any) -
     # Eager: some have no other attention.
     model = AutoModelForCausalLM.from_config(config_of(kind, **changes), attn_implementation="eager").float().eval()
     perturb(model)
-    model.save_pretrained(folder)
+    save(model, folder)
     return model.requires_grad_(False)
+
+
+def save(model: Any, folder: Path) -> None:
+    """Write a model's files as the hub has them: transformers cuts OLMo Hybrid's convolution into equal thirds."""
+    model.save_pretrained(folder)
+    if model.config.model_type != "olmo_hybrid":
+        return
+    tensors = load_file(folder / "model.safetensors")
+    places = [name.removesuffix("q_conv1d.weight") for name in tensors if name.endswith("q_conv1d.weight")]
+    keys = model.config.linear_num_key_heads * model.config.linear_key_head_dim
+    for names in ([f"{place}{part}_conv1d.weight" for part in "qkv"] for place in places):
+        whole = torch.cat([tensors[name] for name in names])
+        parts = torch.split(whole, [keys, keys, len(whole) - 2 * keys])
+        tensors |= {name: part.clone() for name, part in zip(names, parts, strict=True)}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
 VISION: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "image_size": 28, "patch_size": 14}
@@ -185,6 +203,10 @@ SEEING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"vision_config": {**QWEN_VISION, "out_hidden_size": 64, "deepstack_visual_indexes": [0]}},
     ),
     "qwen3_5": ({**DELTA, **QUARTER}, {"vision_config": {**QWEN_VISION, "out_hidden_size": 64}}),
+    "lfm2_vl": (
+        {"model_type": "lfm2", **CONV},
+        {"vision_config": {**VISION, **LAYERS, "num_patches": 4}, "projector_hidden_size": 48, "image_token_id": 6},
+    ),
     "qwen3_5_moe": (
         {**DECODERS["qwen3_5_moe_text"], **QUARTER},
         {"vision_config": {**QWEN_VISION, "out_hidden_size": 64}},

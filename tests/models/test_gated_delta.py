@@ -1,4 +1,7 @@
-"""Qwen3-Next and Qwen3.5 with weak decays: transformers' logits, and with `--batch-invariant` the same bits anyhow."""
+"""Qwen3-Next, Qwen3.5 and OLMo Hybrid with weak decays.
+
+They have transformers' logits, and with `--batch-invariant` the same bits however a reply came.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,18 @@ def test_logits_and_tokens_are_transformers(kind: str, changes: dict[str, Any], 
         check_logits(tmp_path, model, chunk=chunk, model_impl="dovetail")
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"linear_allow_neg_eigval": False, "num_key_value_heads": 4, "linear_num_value_heads": None},
+     {"rope_parameters": {"rope_type": "default", "rope_theta": None}, "linear_value_head_dim": None},
+     {"linear_num_key_heads": None, "linear_key_head_dim": None, "rms_norm_eps": 1e-3}],
+    ids=["rates below 1", "no rotation", "sizes that are not said"],
+)  # fmt: skip
+def test_what_only_olmo_hybrid_has_is_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Largest rate, attention that does not rotate, an epsilon of its own, and sizes that follow from others."""
+    check_logits(tmp_path, make_delta(tmp_path, "olmo_hybrid", **changes), chunk=33, model_impl="dovetail")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_schedules_give_transformers_tokens(kind: str, tmp_path: Path) -> None:
     """Requests that hit cached states, and that are retracted."""
@@ -56,11 +71,11 @@ def test_what_the_hub_has_beside_the_text_is_left_out(kind: str, tmp_path: Path)
     check_logits(tmp_path, model, chunk=100, model_impl="dovetail")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["qwen3_5_moe_text", "olmo_hybrid"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint whose context is long enough."""
     made = tmp_path_factory.mktemp("delta")
-    make_delta(made, "qwen3_5_moe_text", max_position_embeddings=8192)
+    make_delta(made, request.param, max_position_embeddings=8192)
     return made
 
 

@@ -49,6 +49,12 @@ PERTURBED: dict[str, list[dict[str, Any]]] = {
          "tie_word_embeddings": True, "layers_block_type": ["mamba", "mlp", "attention", "moe"],
          "moe_shared_expert_intermediate_size": 48},
     ],
+    "mamba2": [
+        {"hidden_size": 60, "num_heads": 6, "head_dim": 20, "n_groups": 2, "state_size": 24, "conv_kernel": 3},
+        {"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True, "n_groups": 4,
+         "layer_norm_epsilon": 1e-3},
+        {"num_hidden_layers": 3, "expand": 3, "num_heads": 12, "n_groups": 3, "time_step_limit": (0.01, 0.05)},
+    ],
 }  # fmt: skip
 """Three changes of each family."""
 CASES = [(kind, {}) for kind in PERTURBED] + [(kind, one) for kind, changes in PERTURBED.items() for one in changes]

@@ -39,6 +39,7 @@ def random_changes(kind: str, rng: random.Random) -> dict[str, Any]:
         changes |= {"num_key_value_heads": kv, "num_attention_heads": heads, "head_dim": 8 * rng.randrange(2, 8)}
         changes["hidden_size"] = heads * changes["head_dim"]  # some families derive one from the other
         changes |= dict.fromkeys((name for name in EXPERTS if name in own), rng.choice([3, 5, 6, 9]))
+        changes |= {"num_heads": 2 * heads} if kind == "mamba2" else {}
         changes |= {"mamba_d_head": "auto"} if known.get("mamba_d_head") else {}  # its heads' widths add up to others
     else:
         heads, groups = rng.choice([1, 3, 5]), rng.choice([1, 2, 3])

@@ -42,7 +42,7 @@ def test_info_says_who_serves_and_what_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without weights: the plugin, the groups of the cache, or the reason why nobody serves it."""
-    from transformers import Gemma3TextConfig, Mamba2Config
+    from transformers import Gemma3TextConfig, Mamba2Config, RwkvConfig
 
     sizes = {"num_hidden_layers": 6, "hidden_size": 64, "vocab_size": 99, "num_key_value_heads": 2, "head_dim": 16}
     files = Path(dovetail_demo.MODEL_DIR)
@@ -58,10 +58,14 @@ def test_info_says_who_serves_and_what_is_kept(
     assert "window-24: 5 layers, 640 bytes a token" in shown
     assert "The tokenizer has 4,096 tokens and the model embeddings of 99" in caplog.text
     Mamba2Config(architectures=["Mamba2ForCausalLM"], num_hidden_layers=2, dtype="float32").save_pretrained(tmp_path)
+    assert dovetail([*dummies, "--json"]) == 0
+    kept = {"group": "recurrent", "layers": 2, "bytes": 2 * 4 * (128 * 64 * 128 + 4 * 10240), "per": "request"}
+    assert json.loads(capsys.readouterr().out)["cache"] == [kept]
+    RwkvConfig(architectures=["RwkvForCausalLM"], num_hidden_layers=2, dtype="float32").save_pretrained(tmp_path)
     assert dovetail([*dummies, "--json"]) == 2
     facts = json.loads(capsys.readouterr().out)
     assert facts["served_by"] is None
-    assert "Mamba2ForCausalLM" in facts["refused"]
+    assert "RwkvForCausalLM" in facts["refused"]
 
 
 def test_info_of_a_model_that_keeps_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

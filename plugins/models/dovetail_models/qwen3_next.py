@@ -32,16 +32,9 @@ def delta_config(hf: Mapping[str, Any], *, interleaved: bool = False) -> ModelCo
     """Translate everything but the experts.
 
     Raises:
-        ModelError: A layer is of another type than these two.
+        ModelError: As `delta_types`.
     """
-    num, every = needed(hf, "num_hidden_layers"), int(hf.get("full_attention_interval") or 4)
-    types = list(hf.get("layer_types") or (LINEAR if (index + 1) % every else FULL for index in range(num)))
-    if len(types) != num or not set(types) <= {LINEAR, FULL} or FULL not in types:
-        raise ModelError(
-            f"config.json: layer_types is {types}; possible: {num} of {LINEAR} and {FULL}, at least one of these"
-        )
-    if hf.get("hidden_act", "silu") != "silu":
-        raise ModelError(f"config.json: hidden_act is {hf['hidden_act']!r}; possible: silu")
+    types = delta_types(hf, int(hf.get("full_attention_interval") or 4))
     given: Any = ChainMap({"layer_types": None}, cast("MutableMapping[str, Any]", hf))
     given = with_missing(given, partial_rotary_factor=0.25, head_dim=256)
     bias = bool(hf.get("attention_bias", False))
@@ -52,6 +45,23 @@ def delta_config(hf: Mapping[str, Any], *, interleaved: bool = False) -> ModelCo
     ]
     return replace(config, layers=tuple(layers), num_params=_numel(config, shape, types), not_loaded=UNUSED,
                    extra={**config.extra, "delta": shape})  # fmt: skip
+
+
+def delta_types(hf: Mapping[str, Any], every: int) -> list[str]:
+    """Return the type of each layer; unless it is said, one of so many attends.
+
+    Raises:
+        ModelError: A layer is of another type than these two, or an activation is another one.
+    """
+    num = needed(hf, "num_hidden_layers")
+    types = list(hf.get("layer_types") or (LINEAR if (index + 1) % every else FULL for index in range(num)))
+    if len(types) != num or not set(types) <= {LINEAR, FULL} or FULL not in types:
+        raise ModelError(
+            f"config.json: layer_types is {types}; possible: {num} of {LINEAR} and {FULL}, at least one of these"
+        )
+    if hf.get("hidden_act", "silu") != "silu":
+        raise ModelError(f"config.json: hidden_act is {hf['hidden_act']!r}; possible: silu")
+    return types
 
 
 def _numel(config: ModelConfig, shape: DeltaShape, types: Sequence[str]) -> int:

@@ -18,6 +18,7 @@ from dovetail.contracts.model import CausalLM, ModelPlugin, WeightRule
 from dovetail_models.gemma3 import Gemma3
 from dovetail_models.gemma4 import Gemma4
 from dovetail_models.glm4 import Glm4
+from dovetail_models.lfm2 import Lfm2
 from dovetail_models.llama import Llama
 from dovetail_models.llama4 import Llama4
 from dovetail_models.ministral3 import Ministral3
@@ -30,7 +31,7 @@ from dovetail_models.qwen3_moe import Qwen3Moe
 FAMILIES: dict[str, type[Llama]] = {
     **{"llama": Llama, "mistral": Mistral, "ministral3": Ministral3, "qwen2": Qwen2, "qwen3": Qwen3},
     **{"gemma3_text": Gemma3, "gemma4_text": Gemma4, "glm4": Glm4, "llama4_text": Llama4},
-    **{"qwen3_5_text": Qwen3_5, "qwen3_5_moe_text": Qwen3_5Moe},
+    **{"lfm2": Lfm2, "qwen3_5_text": Qwen3_5, "qwen3_5_moe_text": Qwen3_5Moe},
     **{"qwen2_vl_text": Qwen2, "qwen2_5_vl_text": Qwen2, "qwen3_vl_text": Qwen3, "qwen3_vl_moe_text": Qwen3Moe},
 }
 """Plugins by the `model_type` of the text part."""
@@ -68,6 +69,7 @@ class TextPart(ModelPlugin):
     architectures: ClassVar[Sequence[str]] = (
         "Gemma3ForConditionalGeneration",
         "Gemma4ForConditionalGeneration",
+        "Lfm2VlForConditionalGeneration",
         "Llama4ForConditionalGeneration",
         "LlavaForConditionalGeneration",
         "Mistral3ForConditionalGeneration",

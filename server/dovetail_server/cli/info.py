@@ -200,6 +200,7 @@ def served_as(examined: ExaminedModel, model: ModelFolder, template: str) -> dic
             "per": "request" if isinstance(group.reach, Recurrent) else "token",
         }
         for group in facts.cache_groups
+        if group.layers
     ]
     answers = says_so(model) or knows_roles(template)
     embeds = Embedder.of_folder(model, facts.pool).is_declared and not answers
