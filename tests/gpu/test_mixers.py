@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from delta_models import make_delta
+from mamba_models import make_mamba
 from torch import Tensor
 
 from dovetail.contracts.kernels import Ask, make_ask, meaning
@@ -30,6 +31,7 @@ CUDA = torch.device("cuda")
 STATE_ERROR, READ_ERROR = 2e-5, {torch.bfloat16: 6e-3, torch.float32: 2e-5}
 """Largest relative error against float64: of a state, which is float32 in every model, and of what tokens read."""
 DENSE, SPARSE = "qwen3_5_text", "qwen3_5_moe_text"
+OTHERS = ("olmo_hybrid", "lfm2", "lfm2_moe", "mamba2", "falcon_mamba", "jamba")
 LONG = (1, 63, 64, 65, 127, 128, 129, 1000, 4097)
 
 
@@ -144,6 +146,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for kind, folder in made.items():
         make_delta(folder, kind, **widths, linear_value_head_dim=128, head_dim=128, hidden_size=256,
                    max_position_embeddings=8192, initializer_range=0.05)  # fmt: skip
+    for kind in OTHERS:
+        made[kind] = tmp_path_factory.mktemp(kind)
+        make = make_delta if kind == "olmo_hybrid" else make_mamba
+        make(made[kind], kind, max_position_embeddings=8192)
     return made
 
 
@@ -159,7 +165,7 @@ def told(deltas: Sequence[TokenDelta]) -> list[float]:
     return [logprob.logprob for delta in deltas for logprob in delta.logprobs or ()]
 
 
-@pytest.mark.parametrize("kind", [DENSE, SPARSE])
+@pytest.mark.parametrize("kind", [DENSE, SPARSE, *OTHERS])
 def test_an_engine_says_what_one_on_the_cpu_says(kind: str, folders: dict[str, Path]) -> None:
     """In float32, graphs and cached states: the tokens of plain torch, and its log probabilities to 1e-3."""
     prompts, params = prompts_of(12), SamplerParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
@@ -167,7 +173,8 @@ def test_an_engine_says_what_one_on_the_cpu_says(kind: str, folders: dict[str, P
     folder, ways = folders[kind], [ahead, {**ahead, "chunked_prefill_size": 128, "max_running_requests": 3}]
     want = generate(folder, prompts, params, model_impl="dovetail")
     # Experts on CUDA choose their kernels by rows: with them, the flag is refused.
-    for more in (*ways, *([{**ahead, "batch_invariant": True}] if kind == DENSE else [])):
+    has_experts = kind in (SPARSE, "lfm2_moe", "jamba")
+    for more in (*ways, *([] if has_experts else [{**ahead, "batch_invariant": True}])):
         got = generate(folder, prompts, params, model_impl="dovetail", **more)
         for mine, other in zip(got, want, strict=True):
             same = next((i for i, (a, b) in enumerate(zip(tokens(mine), tokens(other), strict=True)) if a != b), 24)

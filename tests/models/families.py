@@ -95,6 +95,10 @@ DECODERS: dict[str, dict[str, Any]] = {
     "cohere2": {"num_hidden_layers": 4, "sliding_window": 24},
     "bamba": {**MAMBA, "attn_layer_indices": [1]},
     "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 16},
+    "mamba": {"state_size": 8},
+    "falcon_mamba": {"state_size": 8},
+    "jamba": {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2}
+    | {"mamba_d_state": 8, "mamba_dt_rank": 4},
     "falcon_h1": {**MAMBA, "mamba_d_ssm": 64, "mamba_d_head": 16},
     "mimo_v2_flash": {**MOE, "n_routed_experts": 5, "sliding_window": 24},
     "longcat_flash": {**LATENT, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 32, "num_layers": 2}
@@ -121,7 +125,7 @@ mistral mixtral qwen2_moe qwen3_moe olmoe minimax_m2 glm4_moe cohere2 deepseek_v
 ernie4_5_moe exaone4 gemma2 gemma3_text gemma4_text glm4 glm4_moe_lite gpt_oss granite granitemoe hunyuan_v1_dense
 ministral3 olmo2 olmo3 phi3 seed_oss smollm3 stablelm starcoder2 llama4_text qwen3_next qwen3_5_text qwen3_5_moe_text
 granitemoehybrid bamba falcon_h1 nemotron_h lfm2 lfm2_moe
-olmo_hybrid mamba2
+olmo_hybrid mamba2 mamba falcon_mamba jamba
 """
 OWN = FAMILIES.split()
 """Families with a plugin of their own, besides Llama, Qwen2 and Qwen3."""

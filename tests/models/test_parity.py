@@ -22,6 +22,7 @@ from dovetail.runtime.checkpoint.weight_size import weight_size
 from dovetail_testing.engine import make_core
 
 REFUSED = {
+    **dict.fromkeys(("mamba", "falcon_mamba", "jamba"), "other values for a prompt in two pieces"),
     "deepseek_v32": "layers of type indexed_attention",
     "glm_moe_dsa": "layers of type indexed_attention",
     "deepseek_v4": "layers of type heavily_compressed_attention",

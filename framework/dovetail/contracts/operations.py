@@ -89,7 +89,10 @@ _BY_FORM, _MIXTURE = "dovetail.sdk.layers.ops.by_form", "dovetail.sdk.layers.ops
 _STEP = "dovetail.sdk.step"
 _DRAWS = "dovetail.sdk.draws"
 _ROWS = "floats [F, S], numbers [N, S]"
-_CONV, _DELTA, _SSD = (f"dovetail.sdk.layers.ops.{name}" for name in ("conv", "delta", "ssd"))
+_CONV, _DELTA, _SSD, _SCAN = (f"dovetail.sdk.layers.ops.{name}" for name in ("conv", "delta", "ssd", "scan"))
+_SCANNED = (
+    "x [T, P], dt [T, P], b [T, D], c [T, D], gate [T, P], a_log [P, D] float32, dt_bias [P] float32, skip [P] float32"
+)
 _PIECES = "rows [B], starts [B + 1], pieces [B + 1], table [C, 3], saves [C]"
 
 OPS: Mapping[str, Operation] = {
@@ -271,21 +274,38 @@ OPS: Mapping[str, Operation] = {
         ),
         Operation(
             "short_conv_prefill",
-            "x [T, P], before [T, P], behind [T, P], weight [P, K], bias [P] | None, lens [B], "
+            "x [T, P], before [T, P] | None, behind [T, P] | None, weight [P, K], bias [P] | None, lens [B], "
             f"{_PIECES}, conv [S, K, P], copies [M, K, P] -> [T, P]",
             ("P", "K"),
             f"{_CONV}:short_conv_prefill",
+            options=("act",),
             changes=frozenset({"conv", "copies"}),
             invariant_meaning=f"{_CONV}:short_conv_prefill_by_token",
             reads_host=True,
         ),
         Operation(
             "short_conv_decode",
-            "x [T, P], before [T, P], behind [T, P], weight [P, K], bias [P] | None, rows [T], positions [T], "
-            "conv [S, K, P] -> [T, P]",
+            "x [T, P], before [T, P] | None, behind [T, P] | None, weight [P, K], bias [P] | None, rows [T], "
+            "positions [T], conv [S, K, P] -> [T, P]",
             ("P", "K"),
             f"{_CONV}:short_conv_decode",
+            options=("act",),
             changes=frozenset({"conv"}),
+        ),
+        Operation(
+            "selective_scan_prefill",
+            f"{_SCANNED}, {_PIECES}, state [S, P, D] kept, copies [M, P, D] kept -> [T, P]",
+            ("P", "D"),
+            f"{_SCAN}:selective_scan_prefill",
+            changes=frozenset({"state", "copies"}),
+            reads_host=True,
+        ),
+        Operation(
+            "selective_scan_decode",
+            f"{_SCANNED}, rows [T], state [S, P, D] kept -> [T, P]",
+            ("P", "D"),
+            f"{_SCAN}:selective_scan_decode",
+            changes=frozenset({"state"}),
         ),
         Operation(
             "gdn_prefill",

@@ -23,17 +23,18 @@ SHAPES: Sequence[dict[str, int]] = (
     {"G": 2, "J": 1, "D": 128, "W": 128, "K": 4},
 )
 CONVS: Sequence[dict[str, int]] = ({"P": 200, "K": 3}, {"P": 63, "K": 4})
+SCANS: Sequence[dict[str, int]] = ({"P": 72, "D": 16}, {"P": 33, "D": 5})
 NORMS: Sequence[dict[str, int]] = ({"N": 5, "W": 40}, {"N": 4, "W": 128})
 GROUPS: Sequence[dict[str, int]] = ({"N": 3, "W": 40}, {"N": 1, "W": 8192})
 GATES: Sequence[dict[str, int]] = ({"N": 5, "D": 24}, {"N": 3, "D": 256})
 EPS, PIECE = 1e-6, 64
 STEPS = 0.002, 0.08
 """Bounds of a step of Mamba 2: some are beyond them."""
-BY_REQUEST = frozenset({"conv_qkv", "short_conv_prefill", "gdn_prefill", "ssd_prefill"})
+BY_REQUEST = frozenset({"conv_qkv", "short_conv_prefill", "gdn_prefill", "ssd_prefill", "selective_scan_prefill"})
 """Operations whose tokens depend on those before them of their request, and on nothing else."""
-FOLDS = BY_REQUEST | {"short_conv_decode", "gdn_decode", "ssd_decode"}
+FOLDS = BY_REQUEST | {"short_conv_decode", "gdn_decode", "ssd_decode", "selective_scan_decode"}
 """Those that write states."""
-OF_TOKENS: Sequence[str] = ("q", "k", "v", "x", "b", "a", "dt", "before", "behind")
+OF_TOKENS: Sequence[str] = ("q", "k", "v", "x", "b", "a", "dt", "c", "gate", "before", "behind")
 """Operands of such an operation that have a row for each token."""
 CUTS = ((64, 150), (128, 129), (64, 128, 192, 193))
 """Where a request is cut: its last end is its length."""
@@ -43,6 +44,8 @@ def places(op: str) -> Sequence[dict[str, int]] | None:
     """Return widths of the places of an operation; None for one that is not such a one."""
     if op.startswith("short_conv"):
         return CONVS
+    if op.startswith("selective_scan"):
+        return SCANS
     if op in FOLDS:
         return [shape if not op.endswith("_prefill") else _without_taps(shape) for shape in SHAPES]
     return {"gated_rms_norm": NORMS, "gated_group_norm": GROUPS, "sigmoid_gate": GATES}.get(op)
@@ -52,6 +55,8 @@ def options(op: str) -> Sequence[dict[str, Any]]:
     """Return the options of such an operation that are tried."""
     if op.startswith("gdn_"):
         return {"rate": 1.0}, {"rate": 2.0}
+    if op.startswith("short_conv"):
+        return {"act": "none"}, {"act": "silu"}
     return ({"norm_first": False}, {"norm_first": True}) if op == "gated_group_norm" else ({},)
 
 
@@ -151,15 +156,37 @@ class MixerOperands:
             return self._decode()
         if self.ask.op == "ssd_decode":
             return self._ssd_decode()
+        if self.ask.op == "selective_scan_decode":
+            return self._scan_decode()
         if self.ask.op == "short_conv_decode":
             rings = self.draw(self.rows + 2, self.dims["K"], self._channels)
             return [*self._gated(), *self._taps(), *self._places(self.rows + 2), rings]
         given = divided(self.rows, self.device) if requests is None else requests
         made = {"gdn_prefill": self._prefill, "ssd_prefill": self._ssd_prefill}
+        made |= {"selective_scan_prefill": self._scan_prefill}
         return made.get(self.ask.op, self._conv)(given)
 
-    def _gated(self) -> list[Tensor]:
-        return [self.by_row(self._channels) for _ in range(3)]
+    def _gated(self) -> list[Tensor | None]:
+        gates = [self.by_row(self._channels) if self.rows % 4 else None for _ in range(2)]
+        return [self.by_row(self._channels), *gates]
+
+    def _scan(self) -> list[Tensor]:
+        channels, dim = self.dims["P"], self.dims["D"]
+        x, dt, gate = (self.by_row(channels) for _ in range(3))
+        weights = Weights.draw(channels, self.generator, self.device)
+        a_log = weights.a_log[:, None] + self.draw(channels, dim, dtype=torch.float32) / 4
+        return [x, dt, self.by_row(dim), self.by_row(dim), gate, a_log, weights.dt_bias, self._skips(channels)]
+
+    def _scan_prefill(self, requests: MixerRequests) -> list[Any]:
+        shape = self.dims["P"], self.dims["D"]
+        states = (
+            self.draw(num, *shape, dtype=torch.float32) / 8 for num in (len(requests.rows) + 2, requests.num_copies)
+        )
+        return [*self._scan(), *requests.plan(), *states]
+
+    def _scan_decode(self) -> list[Any]:
+        state = self.draw(self.rows + 2, self.dims["P"], self.dims["D"], dtype=torch.float32) / 8
+        return [*self._scan(), self._places(self.rows + 2)[0], state]
 
     def _inputs(self) -> list[Tensor]:
         keys, values, dim = self.dims["G"], self.dims["J"] * self.dims["W"], self.dims["D"]
@@ -201,7 +228,10 @@ class MixerOperands:
         return [x, dt, *self._weights(), self._skip(), *STEPS, *requests.plan(), *states]
 
     def _skip(self) -> Tensor:
-        return self.draw(self.dims["G"] * self.dims["J"], dtype=torch.float32)
+        return self._skips(self.dims["G"] * self.dims["J"])
+
+    def _skips(self, num: int) -> Tensor:
+        return self.draw(num, dtype=torch.float32)
 
     def _ssd_decode(self) -> list[Any]:
         num = self.rows + 2

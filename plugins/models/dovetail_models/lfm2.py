@@ -104,7 +104,7 @@ class ShortConv(Mixer):
         self.conv = ConvTaps(shape.taps, (Part("", hidden),), ctx.at("conv"), bias=bias)
         self.out = ctx.linear("out", hidden, hidden, bias=bias, shard="in")
         self._prefill, self._decode = (
-            ctx.operation(f"short_conv_{step}", P=width, K=shape.taps) for step in ("prefill", "decode")
+            ctx.operation(f"short_conv_{step}", P=width, K=shape.taps, act="none") for step in ("prefill", "decode")
         )
 
     def forward(

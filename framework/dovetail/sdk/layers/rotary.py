@@ -58,4 +58,6 @@ class Rotaries(nn.Module):
     def forward(self, positions: Tensor) -> list[CosSin]:
         """Return cosine and sine for positions `[T]`, of each layer in `config.layers`."""
         made: list[CosSin] = [kind(positions) for kind in self.kinds]
+        if not made:  # no layer attends, and none looks at it
+            made = [(positions, positions)]
         return [made[kind] for kind in self._kinds]

@@ -10,12 +10,14 @@ those of queries, of keys, of values; K taps; B requests, C pieces, S device row
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+ConvAct = Literal["none", "silu"]
+"""What follows a short convolution."""
 PIECE = 64
 """Tokens of a piece."""
 
@@ -45,6 +47,9 @@ def _taps(window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _activated(window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """As `_taps`, then SiLU."""
     return F.silu(_taps(window, weight, bias))
+
+
+_TAPS: dict[ConvAct, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {"none": _taps, "silu": _activated}
 
 
 def conv_qkv(
@@ -165,8 +170,8 @@ def _window(x: Tensor, rows: Tensor, positions: Tensor, conv: Tensor) -> Tensor:
 
 def short_conv_prefill(
     x: Tensor,
-    before: Tensor,
-    behind: Tensor,
+    before: Tensor | None,
+    behind: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
     lens: Tensor,
@@ -177,13 +182,15 @@ def short_conv_prefill(
     saves: Tensor,
     conv: Tensor,
     copies: Tensor,
+    *,
+    act: ConvAct,
 ) -> Tensor:
-    """Convolve what tokens of requests have times a gate over time, and multiply it by another gate (LFM2).
+    """Convolve over time what tokens of requests have, between two gates (LFM2) or with SiLU (Mamba 1).
 
     Args:
         x: `[T, P]`.
-        before: `[T, P]`, multiplies `x`; rings keep the product.
-        behind: `[T, P]`, multiplies what is convolved.
+        before: `[T, P]`, multiplies `x`; rings keep the product. None: nothing does.
+        behind: `[T, P]`, multiplies what is convolved. None: nothing does.
         weight: As for `conv_qkv`, and what follows.
         bias: See there.
         lens: See there.
@@ -194,18 +201,20 @@ def short_conv_prefill(
         saves: See there.
         conv: See there.
         copies: See there.
+        act: Of what is convolved.
 
     Returns:
         `[T, P]`; that of tokens which are no request's means nothing.
     """
-    found = _convolve(_taps, x * before, weight, bias, lens, rows, starts, table, saves, conv, copies, PIECE)
-    return found * behind
+    given = x if before is None else x * before
+    found = _convolve(_TAPS[act], given, weight, bias, lens, rows, starts, table, saves, conv, copies, PIECE)
+    return found if behind is None else found * behind
 
 
 def short_conv_prefill_by_token(
     x: Tensor,
-    before: Tensor,
-    behind: Tensor,
+    before: Tensor | None,
+    behind: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
     lens: Tensor,
@@ -216,21 +225,28 @@ def short_conv_prefill_by_token(
     saves: Tensor,
     conv: Tensor,
     copies: Tensor,
+    *,
+    act: ConvAct,
 ) -> Tensor:
     """As `short_conv_prefill`, each token by itself: a decoded one has the bits of one of a prompt."""
-    found = _convolve(_taps, x * before, weight, bias, lens, rows, starts, table, saves, conv, copies, 1)
-    return found * behind
+    given = x if before is None else x * before
+    found = _convolve(_TAPS[act], given, weight, bias, lens, rows, starts, table, saves, conv, copies, 1)
+    return found if behind is None else found * behind
 
 
 def short_conv_decode(
     x: Tensor,
-    before: Tensor,
-    behind: Tensor,
+    before: Tensor | None,
+    behind: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
     rows: Tensor,
     positions: Tensor,
     conv: Tensor,
+    *,
+    act: ConvAct,
 ) -> Tensor:
     """As `short_conv_prefill`, for a token of each of T requests, in these device rows: `[T, P]`."""
-    return _taps(_window(x * before, rows, positions, conv), weight, bias) * behind
+    given = x if before is None else x * before
+    found = _TAPS[act](_window(given, rows, positions, conv), weight, bias)
+    return found if behind is None else found * behind

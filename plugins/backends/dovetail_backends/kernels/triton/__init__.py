@@ -35,6 +35,8 @@ MADE = {
     "conv_qkv": "delta_pieces:conv_qkv",
     "short_conv_prefill": "short_conv:short_conv_prefill",
     "short_conv_decode": "short_conv:short_conv_decode",
+    "selective_scan_prefill": "scan:selective_scan_prefill",
+    "selective_scan_decode": "scan:selective_scan_decode",
     "gdn_prefill": "delta_pieces:gdn_prefill",
     "gdn_decode": "delta:gdn_decode",
     "gated_rms_norm": "delta:gated_rms_norm",

@@ -45,12 +45,9 @@ def convolve(
     source, by_token, by_head, before, before_token, behind, behind_token, block, piece, num, weight, bias, lens, rows,
     starts, table, saves, conv, copies, out,
     FIRST: tl.constexpr, NUM: tl.constexpr, WIDE: tl.constexpr, P: tl.constexpr, K: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
-    """A piece's convolution for a block of the NUM channels from FIRST on: those of one tensor, WIDE of each head.
-
-    With a gate `behind`, what is convolved is multiplied by it; without, SiLU is applied.
-    """
+    """A piece's convolution for a block of the NUM channels from FIRST on: those of one tensor, WIDE of each head."""
     own = block * BLOCK_C + tl.arange(0, BLOCK_C)
     in_c, channel = own < NUM, FIRST + own
     source += own // WIDE * by_head + own % WIDE
@@ -73,9 +70,9 @@ def convolve(
         if bias is not None:
             total += tl.load(bias + channel, mask=in_c, other=0.0).to(tl.float32)[None, :]
         found = total.to(out.dtype.element_ty).to(tl.float32)
-        if behind is None:
-            found = silu(found)
-        else:
+        if SILU:
+            found = silu(found).to(out.dtype.element_ty).to(tl.float32)
+        if behind is not None:
             by = tl.load(behind + token[:, None] * behind_token + own[None, :], mask=live, other=0.0)
             found = found * by.to(tl.float32)
         tl.store(out + token[:, None] * P + channel[None, :], found.to(out.dtype.element_ty), mask=live)
@@ -108,17 +105,17 @@ def _conv_kernel(
         if block < BLOCKS:
             convolve(
                 q, q_token, q_head, None, 0, None, 0, block, piece, num, weight, bias, lens, rows, starts, table,
-                saves, conv, copies, out, 0, G * D, D, P, K, BLOCK_T, BLOCK_C,
+                saves, conv, copies, out, 0, G * D, D, P, K, BLOCK_T, BLOCK_C, True,
             )  # fmt: skip
         elif block < 2 * BLOCKS:
             convolve(
                 k, k_token, k_head, None, 0, None, 0, block - BLOCKS, piece, num, weight, bias, lens, rows, starts,
-                table, saves, conv, copies, out, G * D, G * D, D, P, K, BLOCK_T, BLOCK_C,
+                table, saves, conv, copies, out, G * D, G * D, D, P, K, BLOCK_T, BLOCK_C, True,
             )  # fmt: skip
         else:
             convolve(
                 v, v_token, v_head, None, 0, None, 0, block - 2 * BLOCKS, piece, num, weight, bias, lens, rows, starts,
-                table, saves, conv, copies, out, 2 * G * D, G * V, V, P, K, BLOCK_T, BLOCK_C,
+                table, saves, conv, copies, out, 2 * G * D, G * V, V, P, K, BLOCK_T, BLOCK_C, True,
             )  # fmt: skip
 
 

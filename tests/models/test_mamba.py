@@ -1,4 +1,4 @@
-"""Models of Mamba 2 with weak decays: transformers' logits, and with `--batch-invariant` the same bits anyhow."""
+"""Models of Mamba 2 and 1 with weak decays: transformers' logits, and with `--batch-invariant` the same bits anyhow."""
 
 from __future__ import annotations
 
@@ -54,6 +54,24 @@ PERTURBED: dict[str, list[dict[str, Any]]] = {
         {"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True, "n_groups": 4,
          "layer_norm_epsilon": 1e-3},
         {"num_hidden_layers": 3, "expand": 3, "num_heads": 12, "n_groups": 3, "time_step_limit": (0.01, 0.05)},
+    ],
+    "mamba": [
+        {"hidden_size": 60, "state_size": 6, "conv_kernel": 3, "time_step_rank": 5},
+        {"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": False, "layer_norm_epsilon": 1e-3},
+        {"num_hidden_layers": 3, "intermediate_size": 180, "state_size": 24},
+    ],
+    "falcon_mamba": [
+        {"hidden_size": 60, "state_size": 6, "conv_kernel": 3, "time_step_rank": 5, "mixer_rms_eps": 1e-2},
+        {"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": False, "layer_norm_epsilon": 1e-3},
+        {"num_hidden_layers": 3, "intermediate_size": 180, "state_size": 24},
+    ],
+    "jamba": [
+        {"hidden_size": 60, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 20, "mamba_d_state": 6,
+         "mamba_d_conv": 3, "mamba_dt_rank": "auto"},
+        {"num_experts": 5, "expert_layer_period": 3, "expert_layer_offset": 0, "mamba_proj_bias": True,
+         "mamba_conv_bias": False},
+        {"num_experts": 1, "tie_word_embeddings": True, "attn_layer_period": 3, "attn_layer_offset": 2,
+         "mamba_expand": 3, "rms_norm_eps": 1e-3},
     ],
 }  # fmt: skip
 """Three changes of each family."""
