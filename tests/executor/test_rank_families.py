@@ -21,7 +21,16 @@ SAMPLE = ("deepseek_v3", "gpt_oss", "gemma3_text")
 OWN = ["llama", "qwen2", "qwen3", *FAMILIES.OWN]
 SPARSE = sorted(
     {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "minimax_m2", "glm4_moe", "deepseek_v2", "deepseek_v3", "gpt_oss"}
-    | {"ernie4_5_moe", "glm4_moe_lite", "granitemoe", "jamba", "granitemoehybrid", "lfm2_moe", "llama4_text"}
+    | {
+        "ernie4_5_moe",
+        "glm4_moe_lite",
+        "granitemoe",
+        "jamba",
+        "kimi_linear",
+        "granitemoehybrid",
+        "lfm2_moe",
+        "llama4_text",
+    }
 )
 VOCAB = 199
 """Neither two ranks nor four divide it evenly."""

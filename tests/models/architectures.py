@@ -75,8 +75,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "gptj": {"rotary_dim": 8, "n_head": 4, "n_embd": 64, "n_layer": 2},
     "hrm_text": {"num_layers_per_stack": 1},
     **{kind: {**EXPERTS, "unpadded_vocab_size": 131} for kind in ("inkling2_text", "inkling2_loop_text")},
-    "kimi_linear": {**DEEPSEEK, "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2}
-    | {"linear_num_heads": 4, "linear_head_dim": 16},
     "lfm3": {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "sliding_attention"]}
     | {"sliding_window": 24},
     "minimax": {**FEW, "layer_types": ["full_attention"] * 2},

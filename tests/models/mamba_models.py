@@ -1,24 +1,7 @@
-"""Tiny random checkpoints of Mamba 2 and 1 whose decays are weak, as those of trained models are.
-
-With a fresh model's (`dt_bias` 1, A from 1 on) a state forgets within a few tokens, and hides where a prompt was cut.
-"""
+"""Tiny random checkpoints of Mamba 2 and 1 whose decays are weak: see `delta_models`."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from delta_models import make_delta as make_mamba
 
-import torch
-from families import make_checkpoint
-
-
-def make_mamba(folder: Path, kind: str, *, seed: int = 0, **changes: Any) -> Any:
-    """Write a checkpoint; steps are 0.001 to 0.1, and A 1 to 16. Returns transformers' model."""
-    model = make_checkpoint(folder, kind, seed=seed, **changes)
-    for name, param in model.named_parameters():
-        if name.endswith(("dt_bias", "dt_proj.bias")):
-            param.copy_((10 ** (torch.rand_like(param) * 2 - 3)).expm1().log())
-        elif name.endswith("A_log"):
-            param.copy_((1 + 15 * torch.rand_like(param)).log())
-    model.save_pretrained(folder)
-    return model
+__all__ = ["make_mamba"]

@@ -18,6 +18,8 @@ from dovetail.sdk.config import dense_config
 from dovetail_models.deepseek import DeepseekV2, DeepseekV3
 from dovetail_models.gemma2 import Gemma2
 from dovetail_models.gpt_oss import GptOss
+from dovetail_models.kimi_linear import KimiLinear
+from dovetail_models.lfm2 import Lfm2
 from dovetail_models.llama import Llama
 from dovetail_models.mistral import Mistral
 from dovetail_models.qwen2 import Qwen2
@@ -96,6 +98,27 @@ HUB = {
         "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "seq_aux": True, "tie_word_embeddings": False,
         "topk_group": 1, "topk_method": "noaux_tc", "v_head_dim": 4, "architectures": ["DeepseekV3ForCausalLM"],
     },
+    "lfm2-1.2b": {
+        "block_auto_adjust_ff_dim": True, "block_dim": 8, "block_ff_dim": 48, "block_ffn_dim_multiplier": 1.0,
+        "block_mlp_init_scale": 1.0, "block_multiple_of": 8, "block_norm_eps": 1e-05, "block_out_init_scale": 1.0,
+        "block_use_swiglu": True, "block_use_xavier_init": True, "conv_L_cache": 3, "conv_bias": False, "conv_dim": 8,
+        "conv_dim_out": 8, "conv_use_xavier_init": True, "full_attn_idxs": [1, 3], "model_type": "lfm2",
+        "norm_eps": 1e-05, "num_heads": 2, "num_key_value_heads": 1, "rope_theta": 1000000.0,
+        "torch_dtype": "bfloat16", "use_pos_enc": True, "architectures": ["Lfm2ForCausalLM"],
+    },
+    "kimi-linear-48b": {
+        "first_k_dense_replace": 1, "head_dim": 6, "hidden_act": "silu", "kv_lora_rank": 8, "mla_use_nope": True,
+        "linear_attn_config": {
+            "full_attn_layers": [4], "head_dim": 4, "kda_layers": [1, 2, 3], "num_heads": 2,
+            "short_conv_kernel_size": 4,
+        },
+        "model_type": "kimi_linear", "moe_intermediate_size": 8, "moe_layer_freq": 1, "moe_renormalize": True,
+        "moe_router_activation_func": "sigmoid", "num_expert_group": 1, "num_experts": 4, "num_experts_per_token": 2,
+        "num_key_value_heads": 2, "num_nextn_predict_layers": 0, "num_shared_experts": 1, "q_lora_rank": None,
+        "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 1e4,
+        "routed_scaling_factor": 2.446, "tie_word_embeddings": False, "topk_group": 1, "use_grouped_topk": True,
+        "v_head_dim": 4, "architectures": ["KimiLinearForCausalLM"],
+    },
 }  # fmt: skip
 PLUGINS = {
     "llama-3.1": Llama,
@@ -105,6 +128,8 @@ PLUGINS = {
     "gpt-oss-20b": GptOss,
     "deepseek-v2-lite": DeepseekV2,
     "deepseek-v3": DeepseekV3,
+    "lfm2-1.2b": Lfm2,
+    "kimi-linear-48b": KimiLinear,
 }
 
 

@@ -1,4 +1,4 @@
-"""Qwen3-Next, Qwen3.5 and OLMo Hybrid with weak decays.
+"""Qwen3-Next, Qwen3.5, OLMo Hybrid and Kimi-Linear with weak decays.
 
 They have transformers' logits, and with `--batch-invariant` the same bits however a reply came.
 """
@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 from delta_models import KINDS, make_delta
-from families import make_seeing
+from families import config_of, make_seeing
 from parity import check_logits, check_schedules
 from recurrent_replies import LENGTHS, ON, check_reply, check_retracted, seen
 from safetensors.torch import load_file, save_file
 
+from dovetail.contracts.errors import ModelError
 from dovetail.messages import SamplerParams, Submit
+from dovetail_models.kimi_linear import KimiLinear
 from dovetail_testing.engine import generate, serve
 
 PERTURBED: list[dict[str, Any]] = [
@@ -52,7 +54,43 @@ def test_what_only_olmo_hybrid_has_is_transformers(changes: dict[str, Any], tmp_
     check_logits(tmp_path, make_delta(tmp_path, "olmo_hybrid", **changes), chunk=33, model_impl="dovetail")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "changes",
+    [{},
+     {"linear_num_heads": 3, "linear_head_dim": 20, "linear_conv_kernel_dim": 3, "q_lora_rank": None},
+     {"n_group": 4, "topk_group": 2, "norm_topk_prob": False, "tie_word_embeddings": True, "initializer_range": 0.08},
+     {"layer_types": ["full_attention", "linear_attention", "linear_attention"], "num_hidden_layers": 3,
+      "mlp_layer_types": ["dense", "dense", "sparse"], "n_shared_experts": 2, "rms_norm_eps": 1e-3}],
+    ids=["plain", "odd widths", "groups of experts", "attention first"],
+)  # fmt: skip
+def test_kimi_linear_is_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Decays of each number of a key, latent attention that rotates nothing, and experts."""
+    model = make_delta(tmp_path, "kimi_linear", **changes)
+    for chunk in (100, 33):
+        check_logits(tmp_path, model, chunk=chunk, model_impl="dovetail")
+
+
+def test_kimi_linear_in_the_hub_s_words_is_the_same() -> None:
+    """Layers counted from one, and sizes, in a mapping of their own; second names of keys."""
+    made = config_of("kimi_linear").to_dict()
+    own = {
+        "full_attn_layers": [2, 4],
+        "kda_layers": [1, 3],
+        "head_dim": 16,
+        "num_heads": 4,
+        "short_conv_kernel_size": 4,
+    }
+    left_out = ("layer_types", "linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim", "mlp_layer_types")
+    hub = {key: value for key, value in made.items() if key not in left_out} | {"linear_attn_config": own}
+    names = {"architectures": ["KimiLinearForCausalLM"]}
+    assert "model_max_length" in hub
+    want = KimiLinear.config_from_hf({**made, **names})
+    assert KimiLinear.config_from_hf({**hub, **names, "first_k_dense_replace": 1, "rope_theta": 1e4}) == want
+    with pytest.raises(ModelError, match="mla_use_nope False is not supported; possible: True"):
+        KimiLinear.config_from_hf({**hub, **names, "mla_use_nope": False})
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "kimi_linear"])
 def test_schedules_give_transformers_tokens(kind: str, tmp_path: Path) -> None:
     """Requests that hit cached states, and that are retracted."""
     outcome = check_schedules(tmp_path, make_delta(tmp_path, kind), model_impl="dovetail")

@@ -53,7 +53,8 @@ def random_changes(kind: str, rng: random.Random) -> dict[str, Any]:
             "kv_lora_rank": 4 * rng.randrange(3, 10),
             "q_lora_rank": rng.choice([None, 20, 36] if kind != "deepseek_v32" else [20, 36]),
         }
-        changes |= {"n_routed_experts": groups * rng.choice([3, 4, 5]), "n_group": groups, "topk_group": groups}
+        experts = "num_local_experts" if kind == "kimi_linear" else "n_routed_experts"
+        changes |= {experts: groups * rng.choice([3, 4, 5]), "n_group": groups, "topk_group": groups}
     types = known.get("layer_types") or ()
     if types and set(types) <= set(TURNS) and known.get("sliding_window"):
         changes["layer_types"] = [rng.choice(TURNS) for _ in types[:-1]] + ["full_attention"]

@@ -90,6 +90,7 @@ _STEP = "dovetail.sdk.step"
 _DRAWS = "dovetail.sdk.draws"
 _ROWS = "floats [F, S], numbers [N, S]"
 _CONV, _DELTA, _SSD, _SCAN = (f"dovetail.sdk.layers.ops.{name}" for name in ("conv", "delta", "ssd", "scan"))
+_KDA = "dovetail.sdk.layers.ops.kda"
 _SCANNED = (
     "x [T, P], dt [T, P], b [T, D], c [T, D], gate [T, P], a_log [P, D] float32, dt_bias [P] float32, skip [P] float32"
 )
@@ -329,10 +330,28 @@ OPS: Mapping[str, Operation] = {
             changes=frozenset({"conv", "state"}),
         ),
         Operation(
-            "gated_rms_norm",  # silu
+            "kda_prefill",
+            "x [T, P], b [T, G], f [T, G, D], a_log [G] float32, dt_bias [G D] float32, "
+            f"{_PIECES}, state [S, G, D, W] kept, copies [M, G, D, W] kept -> [T, G, W]",
+            ("G", "D", "W"),
+            f"{_KDA}:kda_prefill",
+            changes=frozenset({"state", "copies"}),
+            reads_host=True,
+        ),
+        Operation(
+            "kda_decode",
+            "q [T, G, D], k [T, G, D], v [T, G, W], b [T, G], f [T, G, D], rows [T], positions [T], weight [P, K], "
+            "a_log [G] float32, dt_bias [G D] float32, conv [S, K, P], state [S, G, D, W] kept -> [T, G, W]",
+            ("G", "D", "W", "K"),
+            f"{_KDA}:kda_decode",
+            changes=frozenset({"conv", "state"}),
+        ),
+        Operation(
+            "gated_rms_norm",
             "x [T, N, W], gate [T, N, W], weight [W], eps -> [T, N W]",
             ("N", "W"),
             f"{_DELTA}:gated_rms_norm",
+            options=("act",),
             invariant_meaning=f"{_DELTA}:gated_rms_norm_by_token",
         ),
         Operation(

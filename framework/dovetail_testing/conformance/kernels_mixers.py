@@ -30,11 +30,13 @@ GATES: Sequence[dict[str, int]] = ({"N": 5, "D": 24}, {"N": 3, "D": 256})
 EPS, PIECE = 1e-6, 64
 STEPS = 0.002, 0.08
 """Bounds of a step of Mamba 2: some are beyond them."""
-BY_REQUEST = frozenset({"conv_qkv", "short_conv_prefill", "gdn_prefill", "ssd_prefill", "selective_scan_prefill"})
+BY_REQUEST = frozenset(
+    {"conv_qkv", "short_conv_prefill", "gdn_prefill", "ssd_prefill", "selective_scan_prefill", "kda_prefill"}
+)
 """Operations whose tokens depend on those before them of their request, and on nothing else."""
-FOLDS = BY_REQUEST | {"short_conv_decode", "gdn_decode", "ssd_decode", "selective_scan_decode"}
+FOLDS = BY_REQUEST | {"short_conv_decode", "gdn_decode", "ssd_decode", "selective_scan_decode", "kda_decode"}
 """Those that write states."""
-OF_TOKENS: Sequence[str] = ("q", "k", "v", "x", "b", "a", "dt", "c", "gate", "before", "behind")
+OF_TOKENS: Sequence[str] = ("q", "k", "v", "x", "b", "a", "dt", "c", "f", "gate", "before", "behind")
 """Operands of such an operation that have a row for each token."""
 CUTS = ((64, 150), (128, 129), (64, 128, 192, 193))
 """Where a request is cut: its last end is its length."""
@@ -46,6 +48,9 @@ def places(op: str) -> Sequence[dict[str, int]] | None:
         return CONVS
     if op.startswith("selective_scan"):
         return SCANS
+    if op.startswith("kda_"):
+        letters = "GDW" if op.endswith("_prefill") else "GDWK"
+        return [{letter: shape[letter] for letter in letters} for shape in SHAPES]
     if op in FOLDS:
         return [shape if not op.endswith("_prefill") else _without_taps(shape) for shape in SHAPES]
     return {"gated_rms_norm": NORMS, "gated_group_norm": GROUPS, "sigmoid_gate": GATES}.get(op)
@@ -55,6 +60,8 @@ def options(op: str) -> Sequence[dict[str, Any]]:
     """Return the options of such an operation that are tried."""
     if op.startswith("gdn_"):
         return {"rate": 1.0}, {"rate": 2.0}
+    if op == "gated_rms_norm":
+        return {"act": "silu"}, {"act": "sigmoid"}
     if op.startswith("short_conv"):
         return {"act": "none"}, {"act": "silu"}
     return ({"norm_first": False}, {"norm_first": True}) if op == "gated_group_norm" else ({},)
@@ -156,6 +163,8 @@ class MixerOperands:
             return self._decode()
         if self.ask.op == "ssd_decode":
             return self._ssd_decode()
+        if self.ask.op == "kda_decode":
+            return self._kda_decode()
         if self.ask.op == "selective_scan_decode":
             return self._scan_decode()
         if self.ask.op == "short_conv_decode":
@@ -163,7 +172,7 @@ class MixerOperands:
             return [*self._gated(), *self._taps(), *self._places(self.rows + 2), rings]
         given = divided(self.rows, self.device) if requests is None else requests
         made = {"gdn_prefill": self._prefill, "ssd_prefill": self._ssd_prefill}
-        made |= {"selective_scan_prefill": self._scan_prefill}
+        made |= {"selective_scan_prefill": self._scan_prefill, "kda_prefill": self._kda_prefill}
         return made.get(self.ask.op, self._conv)(given)
 
     def _gated(self) -> list[Tensor | None]:
@@ -189,17 +198,17 @@ class MixerOperands:
         return [*self._scan(), self._places(self.rows + 2)[0], state]
 
     def _inputs(self) -> list[Tensor]:
-        keys, values, dim = self.dims["G"], self.dims["J"] * self.dims["W"], self.dims["D"]
+        keys, values, dim = self.dims["G"], self.dims.get("J", 1) * self.dims["W"], self.dims["D"]
         return [self.by_row(keys, dim), self.by_row(keys, dim), self.by_row(keys, values)]
 
     @property
     def _channels(self) -> int:
         if "P" in self.dims:
             return self.dims["P"]
-        return self.dims["G"] * (2 * self.dims["D"] + self.dims["J"] * self.dims["W"])
+        return self.dims["G"] * (2 * self.dims["D"] + self.dims.get("J", 1) * self.dims["W"])
 
     def _state(self, num: int) -> Tensor:
-        shape = num, self.dims["G"] * self.dims["J"], self.dims["D"], self.dims["W"]
+        shape = num, self.dims["G"] * self.dims.get("J", 1), self.dims["D"], self.dims["W"]
         return self.draw(*shape, dtype=torch.float32) / 8
 
     def _weights(self) -> Weights:
@@ -226,6 +235,22 @@ class MixerOperands:
         states = self._state(len(requests.rows) + 2), self._state(requests.num_copies)
         x, dt = self.by_row(self._channels), self.by_row(self.dims["G"], self.dims["J"])
         return [x, dt, *self._weights(), self._skip(), *STEPS, *requests.plan(), *states]
+
+    def _kda_weights(self) -> list[Tensor]:
+        heads, dim = self.dims["G"], self.dims["D"]
+        numbers = (Weights.draw(num, self.generator, self.device) for num in (heads, heads * dim))
+        return [next(numbers).a_log, next(numbers).dt_bias]
+
+    def _kda_prefill(self, requests: MixerRequests) -> list[Any]:
+        states = self._state(len(requests.rows) + 2), self._state(requests.num_copies)
+        given = [self.by_row(self._channels), self.by_row(self.dims["G"]), self.by_row(self.dims["G"], self.dims["D"])]
+        return [*given, *self._kda_weights(), *requests.plan(), *states]
+
+    def _kda_decode(self) -> list[Any]:
+        num, heads = self.rows + 2, self.dims["G"]
+        given = [*self._inputs(), self.by_row(heads), self.by_row(heads, self.dims["D"]), *self._places(num)]
+        rings = self.draw(num, self.dims["K"], self._channels)
+        return [*given, self._taps()[0], *self._kda_weights(), rings, self._state(num)]
 
     def _skip(self) -> Tensor:
         return self._skips(self.dims["G"] * self.dims["J"])

@@ -30,6 +30,7 @@ ABSENT: dict[str, dict[str, Any]] = {
     "Glm4MoeLiteForCausalLM": EPS | {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8},
     "GptOssForCausalLM": EPS | {"sliding_window": 128, "rope_parameters": YARN},
     "HunYuanDenseV1ForCausalLM": EPS,
+    "KimiLinearForCausalLM": EPS | {"routed_scaling_factor": 2.446},
     "Llama4ForCausalLM": EPS | {"attention_chunk_size": 8192, "rope_theta": 500000.0},
     "MiniMaxM2ForCausalLM": {"rope_theta": 5000000.0},
     "Ministral3ForCausalLM": EPS,

@@ -34,7 +34,7 @@ from dovetail_models.llama import LAYER, Llama
 CONV, FULL = "conv", "full_attention"
 UNREAD = (
     *("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_swiglu"),
-    *("block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "theta"),
+    *("block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "theta", "use_pos_enc"),
 )
 """Keys that transformers does not read either."""
 ATTENTION, AT, TO = LAYER + r"self_attn\.", LAYER + r"conv\.", r"layers.\1.attention."

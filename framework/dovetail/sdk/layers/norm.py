@@ -11,6 +11,7 @@ from torch import Tensor
 from dovetail.contracts.layers import BuildContext, Part, RMSScale, Stream
 from dovetail.sdk.layers.base import Layer, Slot
 from dovetail.sdk.layers.matrix import Matrix
+from dovetail.sdk.layers.ops.delta import GateAct
 from dovetail.sdk.layers.ops.reference import LayerNormKernel, NormKernel, NormRotate
 
 
@@ -88,13 +89,13 @@ class ZeroCenteredRMSNorm(RMSNorm):
 
 
 class GatedRMSNorm(Layer):
-    """RMS norm of each head, times the SiLU of a gate; one weight `[W]` for all heads (Gated DeltaNet)."""
+    """RMS norm of each head, times `act` of a gate; one weight `[W]` for all heads (Gated DeltaNet)."""
 
-    def __init__(self, num_heads: int, size: int, eps: float, ctx: BuildContext) -> None:
+    def __init__(self, num_heads: int, size: int, eps: float, ctx: BuildContext, *, act: GateAct = "silu") -> None:
         super().__init__()
         self.weight = self.empty(size, device=ctx.device, dtype=ctx.dtype)
         self.eps = eps
-        self._norm: Callable[..., Tensor] = ctx.operation("gated_rms_norm", N=num_heads, W=size)
+        self._norm: Callable[..., Tensor] = ctx.operation("gated_rms_norm", N=num_heads, W=size, act=act)
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         """Map heads and their gates `[T, N, W]` to `[T, N W]`."""

@@ -14,7 +14,7 @@ channels, those of queries, of keys, of values; K taps; B requests, C pieces, S 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -223,24 +223,31 @@ def gdn_decode(
     return gated_rms_norm(read.to(x.dtype), z.reshape(read.shape), norm, eps)
 
 
-def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMS norm of each head, times the SiLU of a gate: `[T, N, W]` to `[T, N W]`.
+GateAct = Literal["silu", "sigmoid"]
+"""What is made of a gate."""
+
+
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, act: GateAct = "silu") -> Tensor:
+    """RMS norm of each head, times the SiLU or the sigmoid of a gate: `[T, N, W]` to `[T, N W]`.
 
     Args:
         x: `[T, N, W]`.
         gate: `[T, N, W]`.
         weight: `[W]`.
         eps: Of the norm.
+        act: Of the gate.
     """
     wide = x.float()
     normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
-    return ((weight * normed).float() * F.silu(gate.float())).to(x.dtype).flatten(1)
+    by = F.silu(gate.float()) if act == "silu" else gate.float().sigmoid()
+    return ((weight * normed).float() * by).to(x.dtype).flatten(1)
 
 
-def gated_rms_norm_by_token(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+def gated_rms_norm_by_token(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, act: GateAct = "silu") -> Tensor:
     """As `gated_rms_norm`, each token by itself."""
-    rows = [gated_rms_norm(x[at : at + 1], gate[at : at + 1].contiguous(), weight, eps) for at in range(len(x))]
-    return torch.cat(rows) if rows else gated_rms_norm(x, gate, weight, eps)
+    pairs = ((x[at : at + 1], gate[at : at + 1].contiguous()) for at in range(len(x)))
+    rows = [gated_rms_norm(*pair, weight, eps, act=act) for pair in pairs]
+    return torch.cat(rows) if rows else gated_rms_norm(x, gate, weight, eps, act=act)
 
 
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:

@@ -39,6 +39,8 @@ MADE = {
     "selective_scan_decode": "scan:selective_scan_decode",
     "gdn_prefill": "delta_pieces:gdn_prefill",
     "gdn_decode": "delta:gdn_decode",
+    "kda_prefill": "kda:kda_prefill",
+    "kda_decode": "kda:kda_decode",
     "gated_rms_norm": "delta:gated_rms_norm",
     "ssd_prefill": "ssd_pieces:ssd_prefill",
     "ssd_decode": "ssd:ssd_decode",

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from dovetail.sdk.layers.ops.delta import GateAct
 from dovetail_backends.kernels.triton.pdl import launch_options
 
 EPS: tl.constexpr = tl.constexpr(1e-6)
@@ -56,10 +57,11 @@ def unit(x, divisor):
 
 
 @triton.jit
-def normed(read, squares, gate, weight, eps, W, dtype: tl.constexpr):
-    """RMS norm of heads times the SiLU of gates, rounded as the meaning rounds. `squares` are each head's sum."""
+def normed(read, squares, gate, weight, eps, W, dtype: tl.constexpr, SIGMOID: tl.constexpr):
+    """RMS norm of heads times SiLU or SIGMOID of gates, rounded as the meaning rounds. `squares`: each head's sum."""
     found = (read * (1.0 / tl.sqrt(squares / W + eps))).to(dtype).to(tl.float32)
-    return (weight * found).to(dtype).to(tl.float32) * silu(gate)
+    by = 1.0 / (1.0 + tl.exp(-gate)) if SIGMOID else silu(gate)
+    return (weight * found).to(dtype).to(tl.float32) * by
 
 
 @triton.jit
@@ -137,7 +139,7 @@ def _decode_kernel(
     gate = tl.load(z + token * z_token + key * z_head + which * W + every, mask=in_all, other=0.0).to(tl.float32)
     scale = tl.load(norm + every, mask=in_all, other=0.0).to(tl.float32)
     read = read.to(out.dtype.element_ty).to(tl.float32)
-    found = normed(read, tl.sum(read * read, 0), gate, scale, eps, W, out.dtype.element_ty)
+    found = normed(read, tl.sum(read * read, 0), gate, scale, eps, W, out.dtype.element_ty, False)
     tl.store(out + (token * (G * J) + head) * W + every, found.to(out.dtype.element_ty), mask=in_all)
 
 
@@ -175,9 +177,12 @@ def _by_token_kernel(
     x, b, a, a_log, dt_bias, rows, pieces, table, saves, out, state, copies,
     b_token, b_head, a_token, a_head,
     G: tl.constexpr, J: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_W: tl.constexpr, RATE: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_W: tl.constexpr, RATE: tl.constexpr, EACH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program per block of values, value head and request: all of its tokens, one by one."""
+    """One program per block of values, value head and request: all of its tokens, one by one.
+
+    EACH number of a key has a decay, or each head.
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -192,7 +197,8 @@ def _by_token_kernel(
     if first < last:
         own = state + tl.load(rows + request) * (G * J * D * W) + at
         now = tl.load(own, mask=inside, other=0.0).to(tl.float32)
-        a_own, bias = tl.load(a_log + head), tl.load(dt_bias + head)
+        a_own = tl.load(a_log + head)
+        bias = tl.load(dt_bias + head * D + d, mask=in_d, other=0.0) if EACH else tl.load(dt_bias + head)
         dim, one = tl.full([], D, tl.float32), tl.full([], 1, tl.float32)
         for piece in range(first, last):
             begin = tl.load(table + piece * 3 + 1)
@@ -202,10 +208,11 @@ def _by_token_kernel(
                 q = tl.load(source + key * D + d, mask=in_d, other=0.0).to(tl.float32)
                 k = tl.load(source + G * D + key * D + d, mask=in_d, other=0.0).to(tl.float32)
                 v = tl.load(source + 2 * G * D + head * W + w, mask=in_w, other=0.0).to(tl.float32)
-                decay, rate = gates(
-                    tl.load(b + token * b_token + key * b_head + which).to(tl.float32),
-                    tl.load(a + token * a_token + key * a_head + which).to(tl.float32), a_own, bias, RATE,
-                )  # fmt: skip
+                from_a = a + token * a_token + key * a_head
+                step = tl.load(from_a + d, mask=in_d, other=0.0) if EACH else tl.load(from_a + which)
+                number = tl.load(b + token * b_token + key * b_head + which).to(tl.float32)
+                decay, rate = gates(number, step.to(tl.float32), a_own, bias, RATE)
+                decay = decay[:, None] if EACH else decay
                 read, now = fold_token(now, unit(q, dim), unit(k, one), v, decay, rate)
                 now = now.to(state.dtype.element_ty).to(tl.float32)
                 tl.store(out + (token * (G * J) + head) * W + w, read.to(out.dtype.element_ty), mask=in_w)
@@ -220,6 +227,14 @@ def gdn_prefill_by_token(
     table: Tensor, saves: Tensor, state: Tensor, copies: Tensor, *, rate: float = 1.0,
 ) -> Tensor:  # fmt: skip
     """See `delta.gdn_prefill_by_token`: one kernel, the same for requests of one token and of many."""
+    return by_token(x, b, a, a_log, dt_bias, rows, pieces, table, saves, state, copies, rate)
+
+
+def by_token(
+    x: Tensor, b: Tensor, a: Tensor, a_log: Tensor, dt_bias: Tensor, rows: Tensor, pieces: Tensor, table: Tensor,
+    saves: Tensor, state: Tensor, copies: Tensor, rate: float, *, each: bool = False,
+) -> Tensor:  # fmt: skip
+    """Fold tokens in order; `each` number of a key has a decay, of `a` `[T, G, D]`, or each head, of `[T, G, J]`."""
     x, b, a = (one if one.stride(-1) == 1 else one.contiguous() for one in (x, b, a))
     (_, keys, per_key), (_, heads, dim, width) = b.shape, state.shape
     out = x.new_zeros(len(x), heads, width)
@@ -229,7 +244,7 @@ def gdn_prefill_by_token(
     _by_token_kernel[(triton.cdiv(width, block_w), heads, len(rows))](
         x.contiguous(), b, a, a_log, dt_bias, rows, pieces, table, saves, out, state, copies,
         *b.stride()[:2], *a.stride()[:2], G=keys, J=per_key, D=dim, W=width, BLOCK_D=block_d, BLOCK_W=block_w,
-        RATE=rate, num_warps=warps, **launch_options(x),
+        RATE=rate, EACH=each, num_warps=warps, **launch_options(x),
     )  # fmt: skip
     return out
 
@@ -237,7 +252,8 @@ def gdn_prefill_by_token(
 @triton.jit
 def _gated_norm_kernel(
     x, gate, weight, out, eps, num, x_token, x_head, g_token, g_head,
-    N: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr, BLOCK_W: tl.constexpr, PDL: tl.constexpr,
+    N: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr, BLOCK_W: tl.constexpr, SIGMOID: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One program per some heads of tokens, counted through."""
     if PDL:
@@ -250,11 +266,11 @@ def _gated_norm_kernel(
     read = tl.load(x + token * x_token + head * x_head + w, mask=inside, other=0.0).to(tl.float32)
     by = tl.load(gate + token * g_token + head * g_head + w, mask=inside, other=0.0).to(tl.float32)
     scale = tl.load(weight + w, mask=in_w, other=0.0).to(tl.float32)
-    found = normed(read, tl.sum(read * read, 1)[:, None], by, scale, eps, W, out.dtype.element_ty)
+    found = normed(read, tl.sum(read * read, 1)[:, None], by, scale, eps, W, out.dtype.element_ty, SIGMOID)
     tl.store(out + row[:, None] * W + w, found.to(out.dtype.element_ty), mask=inside)
 
 
-def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, act: GateAct = "silu") -> Tensor:
     """See `delta.gated_rms_norm`: one kernel."""
     x, gate = (one if one.stride(-1) == 1 else one.contiguous() for one in (x, gate))
     num, heads, width = x.shape
@@ -264,7 +280,7 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
         block = max(1, NORM_TILE // block_w)
         _gated_norm_kernel[(triton.cdiv(num * heads, block),)](
             x, gate, weight, out, eps, num * heads, *x.stride()[:2], *gate.stride()[:2],
-            N=heads, W=width, BLOCK=block, BLOCK_W=block_w, num_warps=4, **launch_options(x),
+            N=heads, W=width, BLOCK=block, BLOCK_W=block_w, SIGMOID=act == "sigmoid", num_warps=4, **launch_options(x),
         )  # fmt: skip
     return out
 
