@@ -1,0 +1,113 @@
+"""Images of prompts: the model's image processor, and the token ids that stand in place of placeholders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from dovetail.contracts.errors import RequestError
+from dovetail.contracts.processor import ImageLayout, ImageProcessor
+from dovetail.messages.media import ArrayRef, MediaSpan
+from dovetail.model_files import object_if_there
+from dovetail.plugins import LoadedPlugins
+from dovetail.runtime.checkpoint.folder import ModelFolder
+
+KIND = "processor"
+
+
+class PreparedImage(msgspec.Struct, frozen=True, kw_only=True):
+    """An image that a decoding process has read: its layout, its digest, and the file with its arrays."""
+
+    width: int
+    height: int
+    digest: bytes
+    file: str
+    arrays: tuple[ArrayRef, ...]
+
+
+class ExpandedPrompt(NamedTuple):
+    """A prompt's token ids with images, and where these stand."""
+
+    ids: list[int]
+    media: tuple[MediaSpan, ...]
+
+
+def make_image_processor(plugins: LoadedPlugins, model: ModelFolder) -> ImageProcessor | None:
+    """Return the first processor of the plan that serves the model; None where the plan has none.
+
+    Raises:
+        ModelError: The model's configuration has a value that the processor cannot serve.
+    """
+    for _, found in plugins.candidates(KIND):
+        cls: type[ImageProcessor] = found
+        return cls.from_config(model.config, preprocessor_config(model.path))
+    return None
+
+
+def preprocessor_config(folder: Path) -> dict[str, object]:
+    """Return what a model's folder says of image processing; empty where it has no such file.
+
+    Raises:
+        ModelError: A file is not a JSON object.
+    """
+    nested = object_if_there(folder / "processor_config.json").get("image_processor")
+    if isinstance(nested, dict):
+        return nested
+    return object_if_there(folder / "preprocessor_config.json")
+
+
+def layout_of(processor: ImageProcessor, width: int, height: int, param: str) -> ImageLayout:
+    """Return an image's layout; what the processor refuses names the part of the request.
+
+    Raises:
+        RequestError: The model takes no image of this size.
+    """
+    try:
+        return processor.layout(width, height)
+    except RequestError as error:
+        raise RequestError(error.message, param=param, code=error.code or "invalid_image") from None
+
+
+def expand(ids: Sequence[int], processor: ImageProcessor, images: Sequence[PreparedImage]) -> ExpandedPrompt:
+    """Put the ids of each image in place of its placeholder, in order.
+
+    Args:
+        ids: As the chat template made them; text that users typed holds no placeholder.
+        processor: The model's.
+        images: In the order of the conversation.
+
+    Raises:
+        RequestError: The template wrote another number of placeholders than there are images.
+    """
+    num = ids.count(processor.placeholder_id)
+    if num != len(images):
+        raise RequestError(
+            f"the chat template wrote {num} image placeholders for {len(images)} images; this model's template does "
+            "not show an image where the request has one",
+            code="invalid_image",
+        )
+    made: list[int] = []
+    media: list[MediaSpan] = []
+    rest = iter(images)
+    for token in ids:
+        if token != processor.placeholder_id:
+            made.append(token)
+            continue
+        image = next(rest)
+        layout = processor.layout(image.width, image.height)
+        media.append(
+            MediaSpan(
+                start=len(made),
+                num=len(layout.ids),
+                grid=layout.grid,
+                num_patches=layout.num_patches,
+                digest=image.digest,
+                file=image.file,
+                arrays=image.arrays,
+            )
+        )
+        made += layout.ids
+    return ExpandedPrompt(made, tuple(media))
