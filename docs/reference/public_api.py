@@ -47,6 +47,7 @@ OWNERS = {
     "observers": "hooks",
     "options": ALL_OWNER,
     "output": "reasoning_parser",
+    "processor": "processor",
     "quantization": "quantization",
     "ranks": "device",
     "reasoning": "reasoning_parser",

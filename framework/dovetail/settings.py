@@ -282,6 +282,12 @@ class EngineSettings(BaseModel):
         "`lof`: longest output; `priority`: as fcfs, and lower priorities are retracted.",
         json_schema_extra=flag("scheduling-policy", common=True),
     )
+    processor: Annotated[str | None, BeforeValidator(none_word)] = Field(
+        "auto",
+        description="Image processor, by plugin name. `auto`: the one for the model's architecture, if installed; "
+        "`none`: text only, without the vision tower.",
+        json_schema_extra=flag(),
+    )
     speculator: Annotated[str | None, BeforeValidator(none_word)] = Field(
         None,
         description="Speculative decoding plugin. It drafts tokens, and the model verifies several per step; the "

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dovetail_testing.conformance.logits import LogitsProcessorConformance
     from dovetail_testing.conformance.model import ModelConformance
     from dovetail_testing.conformance.parsers import ReasoningParserConformance, ToolParserConformance
+    from dovetail_testing.conformance.processor import ImageProcessorConformance
     from dovetail_testing.conformance.quantization import QuantizationConformance
     from dovetail_testing.conformance.scheduling import SchedulePolicyConformance
     from dovetail_testing.conformance.speculation import SpeculatorConformance
@@ -44,6 +45,7 @@ __all__ = [
     "GrammarBackendConformance",
     "GrammarSample",
     "HooksConformance",
+    "ImageProcessorConformance",
     "KernelSetConformance",
     "LogitsProcessorConformance",
     "ModelConformance",
@@ -71,6 +73,7 @@ _HOME = {
     "ModelConformance": "conformance.model",
     "ReasoningParserConformance": "conformance.parsers",
     "ToolParserConformance": "conformance.parsers",
+    "ImageProcessorConformance": "conformance.processor",
     "QuantizationConformance": "conformance.quantization",
     "SchedulePolicyConformance": "conformance.scheduling",
     "SpeculatorConformance": "conformance.speculation",

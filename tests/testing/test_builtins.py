@@ -138,6 +138,7 @@ ATTRS: dict[tuple[str, str], dict[str, Any]] = {
         "params": [{"size": 1}, {"size": 2}, {"size": 4, "prompt": False}, {"size": 16}],
         "wrong_params": [{}, {"size": 0}, {"size": 17}, {"size": "2"}, {"size": 2, "prompt": 1}],
     },
+    ("processor", "qwen2-vl"): beside("image_references", "models/image_references.py").QWEN2_VL,
     ("checkpoint", "gguf"): {"write": lambda self, folder: gguf_file(folder), "place": "tiny.gguf"},
     ("model", "LlamaForCausalLM"): {"configs": [{}, {"attention_bias": True, "mlp_bias": True}]},
     ("model", "Qwen3ForCausalLM"): {"configs": [{}, {"head_dim": 32}]},

@@ -109,6 +109,7 @@ if TYPE_CHECKING:
         ToolStart,
         WrittenReply,
     )
+    from dovetail.contracts.processor import ImageLayout, ImageProcessor
     from dovetail.contracts.quantization import Conversion, FileTensor, Quantization, Stored, StoredTensor, Target
     from dovetail.contracts.ranks import Communicator, PeerMemory
     from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
@@ -187,6 +188,8 @@ __all__ = [
     "HttpEnd",
     "HttpStart",
     "Ids",
+    "ImageLayout",
+    "ImageProcessor",
     "KVPool",
     "KernelSet",
     "Kernels",
@@ -311,6 +314,7 @@ _NAMES = {
     "output": "ContentDelta Event FormatSpec Malformed Markers Messages NewCall OutputParser ReasoningDelta "
     "SampleCall SampleReply State TemplateView TokenizerView ToolArgs ToolBody ToolEnd ToolEvent "
     "ToolFormat ToolStart WrittenReply",
+    "processor": "ImageLayout ImageProcessor",
     "quantization": "Conversion FileTensor Quantization Stored StoredTensor Target",
     "ranks": "Communicator PeerMemory",
     "reasoning": "ParserRequest ReasoningParser",

@@ -50,6 +50,23 @@ class RopeConfig:
     long_factor: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionPart:
+    """What the core needs to know of a model's vision tower.
+
+    Attributes:
+        embed_id: Token id whose embedding the tower's output replaces.
+        patches_per_token: Patches that the tower merges into one embedding.
+        width: Of the tower's hidden states.
+        tensors: Regular expression of the whole names of its tensors in a checkpoint.
+    """
+
+    embed_id: int
+    patches_per_token: int
+    width: int
+    tensors: str
+
+
 Mixer = Literal["kv", "latent"]
 """What an attention layer keeps of a token."""
 
@@ -261,7 +278,17 @@ class ModelConfig:
     """Scores that the model gives a text: it is a `Classifier`; 0: it is none."""
     pool: Pool = "last"
     """Which hidden state stands for a text where the checkpoint's files do not say, and which a classifier reads."""
+    vision: VisionPart | None = None
+    """Its vision tower; None: it reads text only, and `build` makes no tower."""
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def text_only(self) -> ModelConfig:
+        """The facts without the vision tower, whose tensors are not loaded."""
+        if self.vision is None:
+            return self
+        unused = "|".join(filter(None, (self.not_loaded, self.vision.tensors)))
+        return replace(self, vision=None, not_loaded=unused)
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:

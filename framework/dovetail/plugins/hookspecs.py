@@ -93,6 +93,17 @@ def dovetail_grammar_backends(registry: KindRegistry) -> None:
 
 
 @hookspec
+def dovetail_processors(registry: KindRegistry) -> None:
+    """Register image processors.
+
+    Called as `dovetail_models` is. With `matches={"architecture": […]}` one takes part in `--processor auto`.
+
+    Args:
+        registry: As for `dovetail_models`.
+    """
+
+
+@hookspec
 def dovetail_quantizations(registry: KindRegistry) -> None:
     """Register quantisations.
 

@@ -182,6 +182,17 @@ KINDS: dict[str, PluginKind] = {
             hook="dovetail_grammar_backends",
         ),
         PluginKind(
+            name="processor",
+            group="dovetail.processors",
+            roles=("api",),
+            contract="dovetail.contracts.processor:ImageProcessor",
+            label="--processor",
+            kit=f"{_KIT}.processor:ImageProcessorConformance",
+            about="Lets Dovetail show images to {name} models",
+            setting="processor",
+            hook="dovetail_processors",
+        ),
+        PluginKind(
             name="quantization",
             group="dovetail.quantizations",
             roles=_IN_ENGINE,

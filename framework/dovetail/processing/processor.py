@@ -11,6 +11,7 @@ import msgspec
 
 from dovetail.checkpoint.formats import AUTO, Formats
 from dovetail.contracts.output import TemplateView
+from dovetail.contracts.processor import ImageProcessor
 from dovetail.contracts.reasoning import ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.distribution import DISTRIBUTION
@@ -18,6 +19,7 @@ from dovetail.grammar.pipeline import StructuredOutputs
 from dovetail.messages import EngineInfo
 from dovetail.plugins import LoadedPlugins, PlannedPlugin, PluginPlan, load
 from dovetail.processing.embeddings import Embedder, TextRules
+from dovetail.processing.images import make_image_processor
 from dovetail.processing.logits import LogitsRequests
 from dovetail.processing.oddities import oddities, usable_defaults
 from dovetail.processing.refusals import prompt_far_too_long, prompt_too_big, token_without_row
@@ -31,7 +33,7 @@ from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.parsing.fitted import bound_reasoning, bound_tools, thinking_behind
 from dovetail.text.tokenizer.tokenizer import Tokenizer, check_text
 
-ELSEWHERE = ("reasoning_parser", "tool_parser", "api", "checkpoint")
+ELSEWHERE = ("reasoning_parser", "tool_parser", "processor", "api", "checkpoint")
 """Kinds of plugins that another process which reads bodies needs, too."""
 BYTES_PER_TOKEN = 32
 """No tokenizer packs ordinary text so tightly: a prompt of more bytes per token of context cannot fit."""
@@ -118,6 +120,10 @@ class Processor:
         self.reranker = Reranker()
         self.tasks = Tasks()
         self.processors = LogitsRequests({}) if plugins is None else LogitsRequests.load(plugins)
+        self.images: ImageProcessor | None = None
+        """What turns images into prompts' tokens; None: the server reads text only."""
+        if plugins is not None and model is not None:
+            self.images = make_image_processor(plugins, model)
         self._plugins = plugins
         self._setup = setup
         self._model = model

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 GROUPS: dict[str, str] = {
     "model": "model_path revision download_dir tokenizer_path load_format model_impl task dtype quantization "
-    "context_length chat_template default_chat_template_kwargs sampling_defaults preferred_sampling_params random_seed",
+    "context_length chat_template default_chat_template_kwargs processor sampling_defaults "
+    "preferred_sampling_params random_seed",
     "memory": "mem_fraction_static gpu_memory_utilization max_total_tokens kv_cache_dtype state_dtype "
     "state_copies fold_replies page_size "
     "disable_radix_cache isolate_prefix_cache grammar_cache_bytes",

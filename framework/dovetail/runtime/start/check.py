@@ -97,6 +97,7 @@ def check(settings: EngineSettings, plugins: LoadedPlugins, rank: Rank) -> Check
     config = folder.model_config(plugin.config_from_hf, served=() if found is None else CONFIG_KEYS)
     logger.info("%s is served by %s.", config.architecture, describe(plugins.plan.of_kind("model")[0]))
     quantization, method = found or ("", None)
+    config = _seeing(plugins, config)
     config = with_cache_dtype(replace(config, context_len=context_len(settings, config)), settings)
     dtype_name = config.dtype if settings.dtype == "auto" else settings.dtype
     dtype: torch.dtype = getattr(torch, dtype_name)
@@ -174,6 +175,23 @@ def _check_speculator(plugins: LoadedPlugins, config: ModelConfig) -> None:
                 f"--speculator {planned.name!r}: {config.architecture} has recurrent layers, whose states take in "
                 "drafts that do not hold and cannot give them back; leave out --speculator"
             )
+
+
+def _seeing(plugins: LoadedPlugins, config: ModelConfig) -> ModelConfig:
+    """Return the facts without the vision tower where nothing makes images ready for it.
+
+    Raises:
+        ConfigError: An image processor was asked for, and the model has no tower.
+    """
+    processors = plugins.plan.of_kind("processor")
+    if not processors:
+        return config.text_only
+    if config.vision is None:
+        raise ConfigError(
+            f"--processor {processors[0].name!r}: {config.architecture} is served as a text model, which takes no "
+            "images; leave out --processor"
+        )
+    return config
 
 
 def _model_plugin(plugins: LoadedPlugins) -> type[ModelPlugin]:

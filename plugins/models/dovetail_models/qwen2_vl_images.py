@@ -1,0 +1,142 @@
+"""Images for Qwen2-VL and Qwen2.5-VL: resized to multiples of 28 pixels, cut into patches of 14, merged by 2 x 2.
+
+Equal to transformers' `Qwen2VLImageProcessorPil` (5.23): its resizing rule is repeated here in the same floating-point
+operations, and Pillow resizes. Arrays are the resized pixels: equal to the bit; what the tower makes of them differs
+from transformers' `pixel_values` by the rounding of float32. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+
+from dovetail.contracts import ImageLayout, ImageProcessor, ModelError, RequestError
+from dovetail.contracts.processor import MAX_IMAGE_PIXELS, Arrays
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_RATIO = 200
+"""Of the longer side to the shorter."""
+BICUBIC = 3
+"""Pillow's number of the filter."""
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+MAX_SIDE = 256
+"""Of a patch, in pixels; published models have 14 and 16."""
+
+
+class Qwen2VLImages(ImageProcessor):
+    """Images of any size, at their own resolution."""
+
+    mean: ClassVar[tuple[float, ...]] = CLIP_MEAN
+    std: ClassVar[tuple[float, ...]] = CLIP_STD
+
+    def __init__(self, token: int, patch: int, merge: int, min_pixels: int, max_pixels: int) -> None:
+        """Take checked values: sides of a patch and of a merged block, and bounds of the resized image's pixels."""
+        self.placeholder_id = self.embed_id = token
+        self.patch, self.merge = patch, merge
+        self.min_pixels, self.max_pixels = min_pixels, max_pixels
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Self:
+        """See `ImageProcessor`."""
+        vision = _object(config.get("vision_config"), "config.json: vision_config")
+        size = _object(preprocessor.get("size"), "preprocessor_config.json: size")
+        patch = _number(preprocessor, "patch_size", 14, MAX_SIDE)
+        merge = _number(preprocessor, "merge_size", 2, 16)
+        for key, value, default in (("patch_size", patch, 14), ("spatial_merge_size", merge, 2)):
+            if (has := _number(vision, key, default, MAX_SIDE)) != value:
+                raise ModelError(f"preprocessor_config.json has {key} {value}, the vision tower in config.json {has}")
+        _check_fixed(cls.mean, cls.std, preprocessor)
+        lowest = _number(preprocessor, "min_pixels", _number(size, "shortest_edge", 56 * 56, MAX_IMAGE_PIXELS))
+        highest = _number(preprocessor, "max_pixels", _number(size, "longest_edge", 28 * 28 * 1280, MAX_IMAGE_PIXELS))
+        if not lowest <= highest or highest < (patch * merge) ** 2:
+            raise ModelError(
+                f"preprocessor_config.json: min_pixels {lowest} and max_pixels {highest}: give at least "
+                f"{(patch * merge) ** 2} as max_pixels, and no more as min_pixels"
+            )
+        return cls(_number(config, "image_token_id", 151655, 1 << 31), patch, merge, lowest, highest)
+
+    def layout(self, width: int, height: int) -> ImageLayout:
+        """See `ImageProcessor`."""
+        wide, high = self.resized(width, height)
+        rows, columns = high // self.patch // self.merge, wide // self.patch // self.merge
+        num = rows * columns
+        return ImageLayout((self.embed_id,) * num, (1, rows, columns), num * self.merge**2)
+
+    def process(self, image: Image) -> Arrays:
+        """Return `patches` `[N, 3 * patch * patch]` uint8 and `grid` `[3]` int32: frames, rows and columns of patches.
+
+        The patches of a merged block stand behind one another, in the order of the tower's merger. A patch has its
+        red values row by row, then the green and the blue ones. transformers repeats it for a second frame.
+        """
+        patch, merge = self.patch, self.merge
+        wide, high = self.resized(*image.size)
+        pixels = np.asarray(image.resize((wide, high), BICUBIC))
+        rows, columns = high // patch, wide // patch
+        blocks = pixels.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
+        patches = np.ascontiguousarray(blocks.transpose(0, 3, 1, 4, 6, 2, 5)).reshape(rows * columns, -1)
+        return {"patches": patches, "grid": np.array([1, rows, columns], np.int32)}
+
+    def fingerprint(self) -> str:
+        """See `ImageProcessor`."""
+        return f"qwen2-vl 1: {self.patch} {self.merge} {self.min_pixels} {self.max_pixels}"
+
+    def resized(self, width: int, height: int) -> tuple[int, int]:
+        """Return the width and height of the resized image: multiples of a merged block, of about the same shape.
+
+        Raises:
+            RequestError: One side is more than 200 times the other.
+        """
+        if max(width, height) > MAX_RATIO * min(width, height):
+            raise RequestError(
+                f"an image of {width} x {height} pixels: one side may be at most {MAX_RATIO} times the other",
+                code="invalid_image",
+            )
+        unit = self.patch * self.merge
+        high, wide = round(height / unit) * unit, round(width / unit) * unit
+        if high * wide > self.max_pixels:
+            factor = math.sqrt((height * width) / self.max_pixels)
+            high = max(unit, math.floor(height / factor / unit) * unit)
+            wide = max(unit, math.floor(width / factor / unit) * unit)
+        elif high * wide < self.min_pixels:
+            factor = math.sqrt(self.min_pixels / (height * width))
+            high = math.ceil(height * factor / unit) * unit
+            wide = math.ceil(width * factor / unit) * unit
+        return wide, high
+
+
+def _check_fixed(mean: tuple[float, ...], std: tuple[float, ...], preprocessor: Mapping[str, Any]) -> None:
+    """Refuse values that another image processor has: the tower normalizes, and Pillow resizes, in one way."""
+    fixed: dict[str, Any] = {
+        **dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"), True),
+        **{"resample": BICUBIC, "rescale_factor": 1 / 255, "image_mean": list(mean), "image_std": list(std)},
+    }
+    for key, value in fixed.items():
+        if (given := preprocessor.get(key)) is not None and not _close(given, value):
+            raise ModelError(f"preprocessor_config.json: {key} {given!r} is not supported; possible: {value!r}")
+
+
+def _close(given: Any, value: Any) -> bool:
+    if isinstance(value, list):
+        return isinstance(given, list | tuple) and len(given) == len(value) and all(map(_close, given, value))
+    return isinstance(given, int | float) and math.isclose(given, value, rel_tol=1e-6)
+
+
+def _object(value: Any, where: str) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise ModelError(f"{where}: expected an object, got {value!r}")
+    return value or {}
+
+
+def _number(given: Mapping[str, Any], key: str, default: int, most: int = MAX_IMAGE_PIXELS) -> int:
+    value = given.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+        raise ModelError(f"{key} {value!r} of an image model: possible: whole numbers from 1 to {most}")
+    return value

@@ -1,0 +1,52 @@
+"""What transformers' image processors, those that use Pillow, make of an image, in the form of the built-in plugins."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+CONFIG = {"image_token_id": 151655, "vision_config": {"patch_size": 14, "spatial_merge_size": 2}}
+PREPROCESSOR = {
+    "min_pixels": 3136,
+    "max_pixels": 12845056,
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "image_processor_type": "Qwen2VLImageProcessor",
+}
+"""As in the published Qwen2.5-VL."""
+
+
+@cache
+def qwen2_vl(**changes: Any) -> Any:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    kept = {key: value for key, value in PREPROCESSOR.items() if key != "image_processor_type"}
+    return Qwen2VLImageProcessorPil(**{**kept, **changes})
+
+
+def reference_count(self: Any, width: int, height: int) -> int:
+    return int(qwen2_vl().get_number_of_image_patches(height, width)) // 4
+
+
+def reference_arrays(self: Any, image: Any) -> dict[str, Any]:
+    """The pixels before rescaling, of the first of the two equal frames."""
+    found = qwen2_vl(do_rescale=False, do_normalize=False)(image, return_tensors="np")
+    values = found["pixel_values"].reshape(-1, 3, 2, 14 * 14)
+    assert (values[:, :, 0] == values[:, :, 1]).all()
+    grid = found["image_grid_thw"][0].astype(np.int32)
+    return {"patches": values[:, :, 0].reshape(-1, 3 * 14 * 14).astype(np.uint8), "grid": grid}
+
+
+QWEN2_VL: dict[str, Any] = {
+    "config": CONFIG,
+    "preprocessor": PREPROCESSOR,
+    "changes": [{"max_pixels": 6272}, {"min_pixels": 60_000}, {"min_pixels": None, "max_pixels": None}],
+    "reference_count": reference_count,
+    "reference_arrays": reference_arrays,
+}
+"""Attributes of its conformance class."""
