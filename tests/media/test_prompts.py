@@ -41,19 +41,20 @@ def image(width: int, height: int) -> PreparedImage:
     return PreparedImage(width=width, height=height, digest=bytes([width]) * 32, file=f"/f{width}", arrays=())
 
 
-def span(start: int, num: int, grid: tuple[int, int, int]) -> MediaSpan:
+def span(start: int, num: int, grid: tuple[int, int, int], first: int = 0) -> MediaSpan:
     width = grid[2]
     return MediaSpan(
-        start=start, num=num, grid=grid, num_patches=grid[1] * width, digest=bytes([width]) * 32, file=f"/f{width}",
-        arrays=(),
+        start=start, num=num, first=first, grid=grid, num_patches=grid[1] * width, digest=bytes([width]) * 32,
+        file=f"/f{width}", arrays=(),
     )  # fmt: skip
 
 
 def test_ids_of_images_stand_in_place_of_placeholders() -> None:
-    """Text around images stays, and each span says where its image begins and how long it is."""
+    """Text around images stays; each span says where its image begins and how long it is, one for each row of it."""
     found = expand([1, 7, 2, 7, 7], Rows(), [image(2, 1), image(1, 2), image(3, 1)])
     assert found.ids == [1, 8, 8, 9, 2, 8, 9, 8, 9, 8, 8, 8, 9]
-    assert found.media == (span(1, 3, (1, 1, 2)), span(5, 4, (1, 2, 1)), span(9, 4, (1, 1, 3)))
+    column = (1, 2, 1)
+    assert found.media == (span(1, 2, (1, 1, 2)), span(5, 1, column), span(7, 1, column, 1), span(9, 3, (1, 1, 3)))
     assert expand([1, 2], Rows(), []) == ([1, 2], ())
 
 

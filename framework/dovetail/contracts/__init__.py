@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         AttentionBackend,
         AttentionLayer,
         ForwardBatch,
+        ImageRows,
         KVPool,
         Phase,
         StateSave,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from dovetail.contracts.cache import CacheGroup, CacheTensor, Chunk, Full, Reach, Recurrent, Window
     from dovetail.contracts.checkpoint import CheckpointFormat, Listing, TensorHeader
     from dovetail.contracts.compiler import AheadCompiler
-    from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig, RoutedExperts
+    from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig, RoutedExperts, VisionPart
     from dovetail.contracts.device import Device, DeviceEvent, DeviceGraph, DeviceView
     from dovetail.contracts.errors import (
         ConfigError,
@@ -69,7 +70,15 @@ if TYPE_CHECKING:
         Stream,
     )
     from dovetail.contracts.logits import LogitsProcessor, LogitsRows
-    from dovetail.contracts.model import CausalLM, Classifier, ConfigFacts, ModelPlugin, SelfLoading, WeightRule
+    from dovetail.contracts.model import (
+        CausalLM,
+        Classifier,
+        ConfigFacts,
+        ModelPlugin,
+        SelfLoading,
+        VisionTower,
+        WeightRule,
+    )
     from dovetail.contracts.needs import AttentionCaps, Needs
     from dovetail.contracts.observers import (
         CacheEvent,
@@ -190,6 +199,7 @@ __all__ = [
     "Ids",
     "ImageLayout",
     "ImageProcessor",
+    "ImageRows",
     "KVPool",
     "KernelSet",
     "Kernels",
@@ -279,6 +289,8 @@ __all__ = [
     "Tools",
     "TopLogprob",
     "UnsupportedError",
+    "VisionPart",
+    "VisionTower",
     "View",
     "Vocabulary",
     "WaitingRequest",
@@ -291,11 +303,11 @@ __all__ = [
 
 _NAMES = {
     "api": "Api Route ServerFacts View",
-    "attention": "AttentionBackend AttentionLayer ForwardBatch KVPool Phase StateSave StateStore",
+    "attention": "AttentionBackend AttentionLayer ForwardBatch ImageRows KVPool Phase StateSave StateStore",
     "cache": "CacheGroup CacheTensor Chunk Full Reach Recurrent Window",
     "checkpoint": "CheckpointFormat Listing TensorHeader",
     "compiler": "AheadCompiler",
-    "config": "LayerSpec ModelConfig RopeConfig RoutedExperts",
+    "config": "LayerSpec ModelConfig RopeConfig RoutedExperts VisionPart",
     "device": "Device DeviceEvent DeviceGraph DeviceView",
     "errors": "ConfigError DovetailError EngineDeadError EngineError ModelError PluginError RequestError "
     "UnsupportedError",
@@ -305,7 +317,7 @@ _NAMES = {
     "kernels": "Ask Claim KernelSet Kernels PackedKernel PlainKernels",
     "layers": "BuildContext Experts LayerFactory Linear Norm Parallel Part RMSScale RankSums Stream",
     "logits": "LogitsProcessor LogitsRows",
-    "model": "CausalLM Classifier ConfigFacts ModelPlugin SelfLoading WeightRule",
+    "model": "CausalLM Classifier ConfigFacts ModelPlugin SelfLoading VisionTower WeightRule",
     "needs": "AttentionCaps Needs",
     "observers": "CacheEvent CacheObserver ChoiceTimes HttpEnd HttpStart LoadStats RequestEnd RequestObserver "
     "RequestProgress RequestStart StatLogger",

@@ -14,7 +14,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dovetail.contracts.needs import AttentionCaps, unmet
 from dovetail.contracts.options import Configurable
@@ -152,6 +152,18 @@ class StateStore(Protocol):
         ...
 
 
+class ImageRows(NamedTuple):
+    """Tower output of a step. N tokens stand for images, L is 1 and one more for each addition, H the hidden size.
+
+    Attributes:
+        at: `[N]` int64, which of the step's tokens they are, ascending.
+        rows: `[L, N, H]`: in place of their embeddings; then what is added behind the first layers, one for each.
+    """
+
+    at: Tensor
+    rows: Tensor
+
+
 @dataclass(slots=True, kw_only=True)
 class ForwardBatch:
     """One step's batch. Tensors live on the model's device and belong to the engine; a backend only reads them.
@@ -182,6 +194,9 @@ class ForwardBatch:
             graph, which reads `save_table` alone.
         save_table: `[N, 4]` int64, the same on the device: group, request, length and copy, a copy of -1 where it is
             padded. None where the step has none.
+        images: What stands in place of the embeddings of images; None where the step has none.
+        rope_positions: `[3, T]` int64, frame, row and column by which rotary embeddings with sections turn, or `[T]`
+            where the three are one; None: `positions`.
     """
 
     num_decode: int
@@ -200,6 +215,8 @@ class ForwardBatch:
     saves: tuple[StateSave, ...] = ()
     save_table: Tensor | None = None
     segments: Tensor | None = None
+    images: ImageRows | None = None
+    rope_positions: Tensor | None = None
 
     @property
     def num_requests(self) -> int:

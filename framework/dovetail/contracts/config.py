@@ -39,6 +39,9 @@ class RopeConfig:
         interleaved: Pairs are neighbours (0 and 1), not halves apart (0 and D/2).
         short_factor: Of `longrope`, for contexts of at most `original_max_position_embeddings`.
         long_factor: Of `longrope`, for longer ones.
+        sections: With images, a token has three positions: frame, row and column. These say how many of the frequencies
+            turn by each, one after the other; empty: all by one position.
+        mixes_sections: Frequencies take turns by position (frame, row, column, frame, …) as far as sections go.
     """
 
     theta: float = 10000.0
@@ -48,6 +51,8 @@ class RopeConfig:
     interleaved: bool = False
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    sections: tuple[int, ...] = ()
+    mixes_sections: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,7 @@ class VisionPart:
         embed_id: Token id whose embedding the tower's output replaces.
         patches_per_token: Patches that the tower merges into one embedding.
         width: Of the tower's hidden states.
+        num_added: What its output has beside embeddings, added behind as many of the first layers.
         tensors: Regular expression of the whole names of its tensors in a checkpoint.
     """
 
@@ -65,6 +71,7 @@ class VisionPart:
     patches_per_token: int
     width: int
     tensors: str
+    num_added: int = 0
 
 
 Mixer = Literal["kv", "latent"]

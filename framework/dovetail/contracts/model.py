@@ -77,6 +77,25 @@ class Classifier(Protocol):
 
 
 @runtime_checkable
+class VisionTower(Protocol):
+    """A built model that sees: `ModelConfig.vision` says what of its configuration the core needs."""
+
+    def encode(self, arrays: Mapping[str, Tensor]) -> Tensor:
+        """Map an image to embeddings.
+
+        Every rank computes the whole of it.
+
+        Args:
+            arrays: What the model's image processor returned, on the model's device; not to be changed.
+
+        Returns:
+            `[L, N, H]` in the model's dtype: N embeddings of the decoder, in the order of the image's tokens; behind
+            them what is added to hidden states at these tokens behind the first L - 1 layers.
+        """
+        ...
+
+
+@runtime_checkable
 class SelfLoading(Protocol):
     """A built model that reads its checkpoint itself, in place of the rules of `weight_map`."""
 

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.limits import StepLimits
+from dovetail.engine.media import TowerSchedule
 from dovetail.engine.owners import BEHIND, Owner, Owners
 from dovetail.engine.policy import Policy
 from dovetail.engine.queue import WaitQueue
@@ -58,6 +59,7 @@ class Requests(Protocol):
     waiting: WaitQueue
     running: list[EngineRequest]
     num_background: int
+    tower: TowerSchedule | None
     poison_candidates: list[EngineRequest]
 
     @property
@@ -202,6 +204,8 @@ class Admission:
         if 0 < num < wanted:
             num = self._pages.states.aligned(request.computed_len, num, self._limits.max_prefill_tokens)
             self._budget = max(num, 0)  # the remaining budget is below any request's next chunk
+        if request.media is not None and num > 0 and (tower := self._scheduler.tower) is not None:
+            num = tower.fit(request.media, request.computed_len, num, self._plan)
         num = self._pages.provide(request, num) if num > 0 else num
         if num > 0:
             is_last, pools = num == request.num_pending, request.pool is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from time import perf_counter
 
@@ -17,6 +18,7 @@ from dovetail.engine.kv_cache_checker import SHARED_PAGE, KVCacheChecker
 from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.late_masks import LateMasks
 from dovetail.engine.limits import limits_of
+from dovetail.engine.media import RequestMedia, TowerSchedule, fault, keyed
 from dovetail.engine.policy import make_policy
 from dovetail.engine.profiling import Profiling
 from dovetail.engine.recovery import Recovery, finish_of
@@ -105,6 +107,9 @@ class EngineCore:
         self.step_count = 0
         self.send: Callable[[FromEngine], None] = lambda message: None
         """Sends what cannot wait for the end of the step; set by whoever drives the engine."""
+        if info.image_token_bytes:
+            self.scheduler.tower = TowerSchedule(info.image_token_bytes)
+        self._key_secret = secrets.token_bytes(16)
         self._arrivals = 0
         self._known_ids: list[int] = []
         self._ended: list[TokenDelta] = []
@@ -301,10 +306,15 @@ class EngineCore:
             why = f"the prompt has {request.num_prompt} tokens, the context length is {self._info.context_len}"
         elif not self._knows(message.prompt_ids):
             why = "the prompt holds a token id outside the vocabulary"
+        elif message.media:
+            why = fault(message.media, request.num_prompt, self._info.image_token_bytes)
         if why is not None:
             self._ended.append(ending(request, Finish("abort", None, why)))
             return
         request.max_tokens = min(message.params.max_tokens, room) if request.pool is None else 0
+        if message.media:
+            request.media = RequestMedia(message.media, message.prompt_ids)
+            request.ids[: request.num_prompt] = keyed(message.prompt_ids, message.media, self._key_secret)
         self.scheduler.add(request)
         if self.grammars is not None:
             self.grammars.add(request, message)

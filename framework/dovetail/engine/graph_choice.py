@@ -92,8 +92,9 @@ class GraphChooser:
 
     def _prefill_graph(self, chunks: Sequence[PromptChunk]) -> PrefillGraph | None:
         """Return a graph that fits the chunks: of at most 512 tokens, or of twice as many as needed."""
-        if any(c.request.prompt_logprobs is not None or c.request.pool is not None for c in chunks):
-            return None  # it needs logits or hidden states of several tokens
+        for request in (chunk.request for chunk in chunks):
+            if request.prompt_logprobs is not None or request.pool is not None or request.media is not None:
+                return None  # it needs logits or hidden states of several tokens, or has embeddings and positions
         tokens = sum(chunk.num_new for chunk in chunks)
         limit = MOST_VERIFIED if any(chunk.drafts for chunk in chunks) else sys.maxsize
         fitting = [

@@ -89,7 +89,7 @@ class Replies:
         for chunk in plan.chunks:
             request = chunk.request
             if chunk.start == 0 == request.params.prompt_logprobs_start and request.prompt_logprobs is not None:
-                request.prompt_logprobs[:] = [TokenLogprob(request.ids[0], None, [])]
+                request.prompt_logprobs[:] = [TokenLogprob(request.model_ids(0, 1)[0], None, [])]
         for at, found in output.prompt_logprobs:
             request = plan.requests[at]
             if request.prompt_logprobs is not None and plan.number > request.void_step:

@@ -27,6 +27,8 @@ class ReplyFolds:
         """
         scheduler, grid = self._scheduler, self._scheduler.pages.states.grid
         num = len(request.ids) // grid * grid
+        if request.media is not None:
+            return  # its images may be gone when it would be computed
         if num <= (request.num_prompt - 1) // grid * grid or request.num_output == 0:
             return
         if len(scheduler.waiting) >= scheduler.limits.max_running_requests:

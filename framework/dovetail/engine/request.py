@@ -10,6 +10,7 @@ from time import monotonic, perf_counter
 
 from dovetail.cache.node import Node, Pages
 from dovetail.engine.draft_record import DraftRecord
+from dovetail.engine.media import RequestMedia
 from dovetail.grammar.matching.constraint import Constraint
 from dovetail.messages import (
     BACKGROUND,
@@ -22,6 +23,7 @@ from dovetail.messages import (
     Times,
     TokenLogprob,
 )
+from dovetail.messages.media import MediaSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ class EngineRequest:
         weight: Its owner's share, relative to those of others.
         num_charged: Leading tokens that its owner has been charged for, or that were cached.
         timing: Where its time goes.
+        media: Its images, for which `ids` has keys of the prefix cache; None: `ids` are the model's.
     """
 
     handle: int
@@ -173,6 +176,7 @@ class EngineRequest:
     weight: float = 1.0
     num_charged: int = 0
     timing: Timing = field(default_factory=Timing)
+    media: RequestMedia | None = None
 
     @classmethod
     def from_submit(cls, message: Submit, *, arrival: int, eos_ids: tuple[int, ...]) -> EngineRequest:
@@ -205,6 +209,11 @@ class EngineRequest:
             deadline=math.inf if message.timeout_s is None else monotonic() + message.timeout_s,
             weight=message.weight,
         )
+
+    def model_ids(self, start: int, end: int) -> array[int]:
+        """Return known ids `start … end - 1` as the model gets them."""
+        ids = self.ids[start:end]
+        return ids if self.media is None else self.media.restored(ids, start)
 
     @property
     def is_background(self) -> bool:
@@ -291,6 +300,8 @@ class StepPlan:
         has_graphs: Its graphs are captured.
         began: When it was launched, as `perf_counter` counts.
         may_draft: It was planned once the step before was read, as it was to have drafts.
+        encode: Images that are encoded before it.
+        dropped: Digests of images whose output is not kept any more.
     """
 
     decode: list[EngineRequest]
@@ -302,6 +313,8 @@ class StepPlan:
     has_graphs: bool = False
     began: float = 0.0
     may_draft: bool = False
+    encode: list[MediaSpan] = field(default_factory=list)
+    dropped: list[bytes] = field(default_factory=list)
 
     @property
     def num_prefill_tokens(self) -> int:

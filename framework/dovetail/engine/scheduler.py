@@ -13,6 +13,7 @@ from dovetail.engine.admission import Admission
 from dovetail.engine.kv_cache_manager import KVCacheManager, has_any
 from dovetail.engine.limits import StepLimits
 from dovetail.engine.low_priority import LowPriorityThrottle
+from dovetail.engine.media import TowerSchedule
 from dovetail.engine.owners import Owner, Owners
 from dovetail.engine.policy import Policy
 from dovetail.engine.queue import WaitQueue
@@ -70,6 +71,7 @@ class Scheduler:
         self.num_launched = 0
         self.poison_candidates: list[EngineRequest] = []
         self.speculation: Speculation | None = None
+        self.tower: TowerSchedule | None = None
         self._in_flight: list[StepPlan] = []
         self._live: dict[int, EngineRequest] = {}
 
@@ -89,6 +91,8 @@ class Scheduler:
         """Plan the next step. It is empty where all that there is holds back; `background.wait_s` says how long."""
         paused, most = self._pause()
         plan = StepPlan(self._decode_rows(paused), [])
+        if self.tower is not None:
+            self.tower.begin(plan)
         admission = Admission(self, plan, paused)
         admission.fill(background=False)
         if self.num_background:
@@ -153,6 +157,8 @@ class Scheduler:
         All of these requests go back to the queue, as far as they run, with what they had before; nothing was emitted
         of what they lose, as steps are read in order. The step itself has finished, or was never under way.
         """
+        if self.tower is not None:
+            self.tower.failed(plan)
         poisoned, affected = self._spread(plan, non_finite)
         for request in affected:
             request.void_step = self.num_launched

@@ -70,6 +70,8 @@ class StepBuilder:
             loads=changes.loads,
             saves=changes.saves,
             num_drafts=batch.num_drafts,
+            encode=tuple(plan.encode),
+            dropped=tuple(plan.dropped),
         )
 
     def _batch_of(self, plan: StepPlan) -> StepBatch:
@@ -90,9 +92,10 @@ def _admit(request: EngineRequest) -> Admit:
         num_prompt=request.num_prompt,
         params=request.params,
         stop_ids=request.stop_ids,
-        history=tuple(request.ids) if request.params.looks_back else (),
+        history=tuple(request.model_ids(0, len(request.ids))) if request.params.looks_back else (),
         pool=request.pool,
         second=request.second,
+        media=() if request.media is None else request.media.spans,
     )
 
 
@@ -109,7 +112,7 @@ def _ids(chunks: list[PromptChunk]) -> Ints:
     """The ids of all chunks."""
     if not chunks:
         return NO_IDS
-    known = [c.request.ids[c.start : c.start + c.num_new] for c in chunks]
+    known = [c.request.model_ids(c.start, c.start + c.num_new) for c in chunks]
     parts = [[np.frombuffer(ids, np.int32), *_drafts(chunk)] for ids, chunk in zip(known, chunks, strict=True)]
     return np.concatenate([array for part in parts for array in part])
 
@@ -128,6 +131,6 @@ def _wants(plan: StepPlan) -> tuple[Want, ...]:
         first = max(chunk.start, request.params.prompt_logprobs_start - 1)
         last = min(chunk.start + chunk.num_new, request.num_prompt - 1)
         if first < last:
-            ids, named = tuple(request.ids[first + 1 : last + 1]), request.params.logprob_token_ids
+            ids, named = tuple(request.model_ids(first + 1, last + 1)), request.params.logprob_token_ids
             found.append(Want(at, first - chunk.start, ids, num_top, named))
     return tuple(found)

@@ -79,7 +79,14 @@ class LocalExecutor:
             num_labels=runner.config.num_labels,
             pool=runner.config.pool,
             kept_masks=runner.masks.num_kept,
+            image_token_bytes=self._image_token_bytes(),
         )
+
+    def _image_token_bytes(self) -> int:
+        config = self.runner.config
+        if config.vision is None:
+            return 0
+        return (1 + config.vision.num_added) * config.hidden_size * self.runner.dtype.itemsize
 
     @property
     def progress(self) -> int:

@@ -42,14 +42,16 @@ class ArrayRef(msgspec.Struct, frozen=True):
 
 
 class MediaSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """An image in a prompt. Spans of a request are in the order of the prompt and do not overlap.
+    """Tokens of a prompt that stand for an image, one behind another; an image with breaks between has several spans.
 
-    `start` and `num` are the tokens in place of the placeholder; `grid` is that of `ImageLayout`. Equal `digest`s mean
-    equal arrays: engines keep tower output and cached pages by it.
+    Spans are in the order of the prompt and do not overlap. `first` is the embedding of the image that the token at
+    `start` has; `grid` is that of `ImageLayout`. Equal `digest`s mean equal arrays: engines keep tower output and
+    cached pages by it.
     """
 
     start: int
     num: int
+    first: int = 0
     grid: tuple[int, int, int]
     num_patches: int
     digest: bytes

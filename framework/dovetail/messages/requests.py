@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from dovetail.messages.media import MediaSpan
 from dovetail.messages.sampling import Pool, SamplerParams
 
 
@@ -119,6 +120,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
     """Which step that engine enforced."""
     pool: Pool | None = None
     """Set where nothing is generated: the one delta brings the prompt's hidden states, pooled."""
+    media: tuple[MediaSpan, ...] = ()
+    """Images of the prompt."""
     second: int = 0
     """Where the second of two texts begins in the prompt, for models that tell them apart; 0: there is one text."""
     again: bool = False

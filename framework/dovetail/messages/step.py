@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.contracts.cache import Reach
+from dovetail.messages.media import MediaSpan
 from dovetail.messages.outputs import KernelUse
 from dovetail.messages.sampling import Pool, SamplerParams, TokenLogprob
 
@@ -28,6 +29,10 @@ AT_DEVICE = -1
 """In place of a start: behind what the device has of the row, from the token sampled there last."""
 NONE, SAMPLE, POOL = 0, 1, 2
 """Tasks of a row: only its keys and values are computed, or a token is sampled too, or hidden states are returned."""
+MAX_IMAGE_BYTES = 256 << 20
+"""Tower output that is kept, or that of one image where it is more."""
+MAX_STEP_PATCHES = 8192
+"""Patches that the vision tower reads before a step, or those of one image where it has more."""
 MAX_SAVES = 10
 """Copies that a step takes at most of a row's states of a group."""
 
@@ -61,7 +66,7 @@ class Admit(msgspec.Struct, frozen=True, gc=False):
 
     `stop_ids` are those that `params.min_tokens` bans. `history` are its ids so far, prompt and output, where sampling
     looks back (`SamplerParams.looks_back`); empty otherwise. With `pool`, the row samples nothing: it gathers
-    hidden states, from position 0 on where all of them count. `second` is as in `Submit`.
+    hidden states, from position 0 on where all of them count. `second` and `media` are as in `Submit`.
     """
 
     row: int
@@ -72,6 +77,7 @@ class Admit(msgspec.Struct, frozen=True, gc=False):
     history: tuple[int, ...] = ()
     pool: Pool | None = None
     second: int = 0
+    media: tuple[MediaSpan, ...] = ()
 
 
 class Want(msgspec.Struct, frozen=True, gc=False):
@@ -115,6 +121,8 @@ class StepInput:
             behind what is known and behind each draft, at every position as without drafts. Those count up to the
             first that differs from the draft. So a row gets 1 to `num_drafts + 1` tokens. It has a start of its
             own and task `SAMPLE`, and is in no other step until this one is read. None: no row has drafts.
+        encode: Images that the vision tower encodes before the step, one span of each; their output is kept, …
+        dropped: … until its digest stands here.
     """
 
     step: int
@@ -134,6 +142,8 @@ class StepInput:
     loads: Ints = field(default_factory=no_ints)
     saves: Ints = field(default_factory=no_ints)
     num_drafts: Ints | None = None
+    encode: tuple[MediaSpan, ...] = ()
+    dropped: tuple[bytes, ...] = ()
 
     @property
     def num_decode(self) -> int:
@@ -217,6 +227,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     `kept_masks`: slots in which masks are kept on the device, for steps to name.
     `chunk_size` is the prompt tokens of a step, -1: prompts are not cut. `prefix_group` as in the attention contract.
     `graphs` are those that may be captured, in the order in which they are; `prepared` says how far that has come.
+    `image_token_bytes` are those of the tower's output for a token of an image; 0: the model reads text only.
     """
 
     architecture: str
@@ -242,3 +253,4 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     attention_measured: str = ""
     kernels: tuple[KernelUse, ...] = ()
     kept_masks: int = 0
+    image_token_bytes: int = 0

@@ -109,7 +109,7 @@ KINDS: dict[str, PluginKind] = {
                 "dovetail.sdk.layers.embedding",
                 "dovetail.runtime.checkpoint.weights",
             ),
-            minor=5,
+            minor=6,
         ),
         PluginKind(
             name="attention_backend",

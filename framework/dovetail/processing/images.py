@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,16 +99,33 @@ def expand(ids: Sequence[int], processor: ImageProcessor, images: Sequence[Prepa
             continue
         image = next(rest)
         layout = processor.layout(image.width, image.height)
-        media.append(
-            MediaSpan(
-                start=len(made),
-                num=len(layout.ids),
-                grid=layout.grid,
-                num_patches=layout.num_patches,
-                digest=image.digest,
-                file=image.file,
-                arrays=image.arrays,
+        first = 0
+        for start, num in _runs(layout, processor.embed_id):
+            media.append(
+                MediaSpan(
+                    start=len(made) + start,
+                    num=num,
+                    first=first,
+                    grid=layout.grid,
+                    num_patches=layout.num_patches,
+                    digest=image.digest,
+                    file=image.file,
+                    arrays=image.arrays,
+                )
             )
-        )
+            first += num
         made += layout.ids
     return ExpandedPrompt(made, tuple(media))
+
+
+def _runs(layout: ImageLayout, embed_id: int) -> Iterator[tuple[int, int]]:
+    """Yield start and length of each run of embeddings among an image's ids."""
+    if layout.num_embeds == len(layout.ids):
+        yield 0, len(layout.ids)
+        return
+    at = 0
+    for token, run in itertools.groupby(layout.ids):
+        num = len(list(run))
+        if token == embed_id:
+            yield at, num
+        at += num

@@ -102,6 +102,8 @@ class Stepper:
             self._pool.zero_pages(group, self._to_zero[group])
             del self._to_zero[group]
         self._state.flush()
+        if self._state.images is not None:
+            self._state.images.apply(step)  # last: what it raises does not undo what is known of rows and pages
 
     @torch.inference_mode()
     def choose(self, launched: InFlightStep, late: StepLate) -> None:

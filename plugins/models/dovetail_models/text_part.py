@@ -74,7 +74,6 @@ class TextPart(ModelPlugin):
         "LlavaForConditionalGeneration",
         "Mistral3ForConditionalGeneration",
         "Qwen2VLForConditionalGeneration",
-        "Qwen2_5_VLForConditionalGeneration",
         "Qwen3VLForConditionalGeneration",
         "Qwen3VLMoeForConditionalGeneration",
         "Qwen3_5ForConditionalGeneration",

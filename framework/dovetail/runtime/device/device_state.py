@@ -20,6 +20,7 @@ from dovetail.cache.pool import StateCache
 from dovetail.contracts.kernels import Kernel
 from dovetail.contracts.seeds import signed64
 from dovetail.messages.step import Admit, Ints, StepInput
+from dovetail.runtime.device.row_images import RowImages
 from dovetail.runtime.device.row_params import RowParams
 from dovetail.runtime.device.upload import to_device
 from dovetail.runtime.memory.plan import NUM_PADDING_ROWS
@@ -88,6 +89,7 @@ class DeviceState:
         padding_row: The first row that no request holds.
         params: How the tokens of the rows are drawn.
         states: Of recurrent layers, by row; None where the model has none.
+        images: Of requests, by row; None where the model reads text only.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class DeviceState:
         self._cleared: list[Ints] = []
         self._entries: list[Longs] = []
         self.states = states
+        self.images: RowImages | None = None
         self._loads: list[Ints] = []
 
     def apply(self, step: StepInput) -> None:

@@ -245,6 +245,7 @@ class DecodeGraphs:
             last_tokens=last,
             shares_prefixes=shares,
             states=state.states,
+            rope_positions=_rope_positions(state, rows, inputs),
         )
         self._attention.plan(batch, Phase.CAPTURE)
         self._attention.plan_in_graph(batch)
@@ -253,6 +254,12 @@ class DecodeGraphs:
             logits, rows, inputs.lens, state.next_ids, state.seq_lens, state.padding_row
         )
         return StepOutputs(logits, ids, non_finite)
+
+
+def _rope_positions(state: DeviceState, rows: Tensor, inputs: StepInputs) -> Tensor | None:
+    """Behind images, tokens turn by other numbers than their places."""
+    deltas = None if state.images is None else state.images.deltas
+    return None if deltas is None else inputs.positions + deltas[rows]
 
 
 def _is_same(rows: Ints, last: Ints | None) -> bool:

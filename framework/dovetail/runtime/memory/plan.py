@@ -16,6 +16,8 @@ What is static is known: weights (safetensors headers) and the KV cache. What a 
 - *Sampling*: R rows of logits, one for each place where a token is drawn, in the model's dtype and six float32 copies
   (`runtime/sampling/sampler.py`, `sdk/draws.py`: the logits, their adjusted copy, scores, the race, its
   noise), and 5 bytes per token of the vocabulary for each request with penalties (`runtime/device/penalties.py`).
+- *Images*: the tower's output that is kept, and for as many patches as a step encodes 12 times the tower's width:
+  hidden states, projections, rotated copies, gate, up and product. Part of the activations.
 - *CUDA graphs*: what the largest captured step needs, states too, once more, for graphs share a pool of their own; the
   logits that each batch size keeps, and prefills together; and an allowance for what the driver keeps of each graph,
   which is a guess: the table of a started engine says what was really taken.
@@ -36,7 +38,7 @@ from dovetail.contracts.cache import DTYPE_BYTES, CacheGroup, CacheTensor, Chunk
 from dovetail.contracts.config import LayerSpec, ModelConfig
 from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.needs import unserved
-from dovetail.messages.step import PrefillGraph
+from dovetail.messages.step import MAX_IMAGE_BYTES, MAX_STEP_PATCHES, PrefillGraph
 from dovetail.runtime.memory.checks import check_settings, gib
 from dovetail.runtime.memory.prefill_sizes import sizes
 from dovetail.sdk.config import ITEM_BYTES
@@ -274,6 +276,11 @@ def _attention_width(spec: LayerSpec) -> int:
     return 2 * (keys * spec.qk_dim + spec.num_kv_heads * spec.v_dim) + spec.num_qo_heads * spec.v_dim
 
 
+def image_bytes(config: ModelConfig, item_bytes: int) -> int:
+    """Estimate what the vision tower needs, with its output that is kept; see the top of this file."""
+    return 0 if config.vision is None else MAX_IMAGE_BYTES + MAX_STEP_PATCHES * 12 * item_bytes * config.vision.width
+
+
 def sampling_bytes(config: ModelConfig, item_bytes: int, rows: int) -> int:
     """Estimate what sampling so many rows needs; see the top of this file."""
     return rows * config.vocab_size * (item_bytes + 4 * SAMPLER_COPIES)
@@ -463,7 +470,8 @@ def _bytes_for(plan: MemoryPlan, num: int) -> int:
 
 def _step_bytes(config: ModelConfig, item_bytes: int, tokens: int, rows: int, places: int) -> int:
     sampling = sampling_bytes(config, item_bytes, places) + penalty_bytes(config, rows)
-    return activation_bytes(config, item_bytes, tokens) + fold_bytes(config, item_bytes, rows, rows) + sampling
+    step = activation_bytes(config, item_bytes, tokens) + fold_bytes(config, item_bytes, rows, rows) + sampling
+    return step + image_bytes(config, item_bytes)
 
 
 def _uncached_notes(settings: EngineSettings, plan: MemoryPlan) -> tuple[str, ...]:

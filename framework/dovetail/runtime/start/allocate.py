@@ -9,11 +9,13 @@ import torch
 from dovetail.cache.pool import KVCache, StateCache
 from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.cache import Recurrent
+from dovetail.contracts.model import VisionTower
 from dovetail.runtime.attention.grouped import make_attention
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.device.graph_pool import GraphPool
 from dovetail.runtime.device.penalties import TokenCounts
+from dovetail.runtime.device.row_images import RowImages
 from dovetail.runtime.graphs.decode import BUCKETS, DecodeGraphs
 from dovetail.runtime.graphs.prefill import PrefillGraphs
 from dovetail.runtime.memory import prefill_sizes
@@ -71,6 +73,9 @@ def allocate(checked: Checked, loaded: LoadedModel, planned: MemoryPlan) -> Allo
         settings.max_running_requests, max_pages, device, max(1, len(pool.pools)), states, loaded.step.write_changes
     )
     state.params.batch_invariant = settings.batch_invariant
+    if isinstance(loaded.model, VisionTower) and checked.config.vision is not None:
+        num_rows, has_sections = len(state.lens), bool(checked.config.rope.sections)
+        state.images = RowImages(loaded.model.encode, num_rows, device, has_sections=has_sections)
     attention = make_attention(
         checked.chosen.backends, checked.local, pool, state.page_tables, device,
         batch_invariant=settings.batch_invariant,

@@ -1,0 +1,154 @@
+"""Images of requests: keys that the prefix cache compares, and which of them the vision tower encodes in a step."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
+from typing import Protocol
+
+import numpy as np
+
+from dovetail.messages.media import DIGEST_BYTES, MediaSpan
+from dovetail.messages.step import MAX_IMAGE_BYTES, MAX_STEP_PATCHES
+
+KEY_BITS = 31
+
+
+class RequestMedia:
+    """Images of a request, and the token ids of its prompt as the model gets them.
+
+    Attributes:
+        spans: Where images stand.
+    """
+
+    __slots__ = ("_prompt", "spans")
+
+    def __init__(self, spans: tuple[MediaSpan, ...], prompt: Sequence[int]) -> None:
+        self.spans, self._prompt = spans, array("i", prompt)
+
+    def restored(self, ids: array[int], start: int) -> array[int]:
+        """Return known ids `start …` of the request with token ids in place of keys."""
+        known = self._prompt[start : start + len(ids)]
+        return known + ids[len(known) :]
+
+
+def keyed(prompt: Sequence[int], spans: Sequence[MediaSpan], secret: bytes) -> array[int]:
+    """Return a prompt's ids with negative keys at images: equal images at equal offsets have equal keys.
+
+    The token before an image gets a key of the image, too. So a page in which an image begins has at least two keys of
+    it, 62 bits, unless it has none of the image's tokens. `secret` is the engine's: nobody can search for two images
+    with equal keys.
+    """
+    ids = array("i", prompt)
+    for span in spans:
+        shake = hashlib.shake_256(secret + span.digest)
+        stream = np.frombuffer(shake.digest(4 * (span.first + span.num + 1)), np.uint32)
+        keys = -1 - (stream & (1 << KEY_BITS) - 1).astype(np.int64)
+        if span.start > 0 and span.first == 0:
+            ids[span.start - 1] = int(keys[0])
+        own = keys[span.first + 1 :].astype(np.int32)
+        ids[span.start : span.start + span.num] = array("i", own.tobytes())
+    return ids
+
+
+def fault(spans: Sequence[MediaSpan], num_prompt: int, image_token_bytes: int) -> str | None:
+    """Return why an engine cannot take images as a message has them; None if it can."""
+    if not image_token_bytes:
+        return "the model reads text only, and the prompt has images"
+    ends = [0, *(span.start + span.num for span in spans)]
+    starts = [*(span.start for span in spans), num_prompt]
+    if any(start < end for start, end in zip(starts, ends, strict=True)):
+        return f"images overlap, or end behind the prompt of {num_prompt} tokens"
+    for span in spans:
+        num = prod(span.grid)
+        if span.num < 1 or min(span.grid) < 1 or span.first < 0 or span.first + span.num > num:
+            return f"an image has {num} embeddings, and tokens for {span.first} to {span.first + span.num}"
+        if len(span.digest) != DIGEST_BYTES or span.num_patches < 1:
+            return f"an image has a digest of {len(span.digest)} bytes and {span.num_patches} patches"
+    for one, other in pairwise(spans):
+        if one.digest == other.digest and one.grid != other.grid:
+            return "one image has two grids"
+    return None
+
+
+class EncodePlan(Protocol):
+    """The images of a step: which are encoded before it, and which outputs are dropped."""
+
+    encode: list[MediaSpan]
+    dropped: list[bytes]
+
+
+class TowerSchedule:
+    """Says which images are encoded before a step, and knows whose output the devices have.
+
+    The engine decides, so that all ranks have the same. An image that is encoded is used in the same step.
+
+    Attributes:
+        num_encoded: Images that were encoded so far.
+    """
+
+    def __init__(self, token_bytes: int) -> None:
+        """The devices have nothing. `token_bytes` are those of the output for a token of an image."""
+        self._token_bytes = token_bytes
+        self._kept: OrderedDict[bytes, int] = OrderedDict()  # bytes by digest, last used last
+        self._patches = 0
+        self._in_use: set[bytes] = set()
+        self._unsure: list[bytes] = []
+        self.num_encoded = 0
+
+    def begin(self, plan: EncodePlan) -> None:
+        """Plan another step."""
+        self._patches, self._in_use = 0, set()
+        plan.dropped += self._unsure
+        self._unsure.clear()
+
+    def fit(self, media: RequestMedia, start: int, num: int, plan: EncodePlan) -> int:
+        """Return how many of the tokens `start … start + num - 1` can be computed in the step, for all their images.
+
+        The chunk ends before the first image that is too much for the step; the first image of a step never is.
+        """
+        for span in media.spans:
+            if span.start + span.num <= start:
+                continue
+            if span.start >= start + num:
+                break
+            if not self._provide(span, plan):
+                return max(0, span.start - start)
+        return num
+
+    def failed(self, plan: EncodePlan) -> None:
+        """A step was not computed: what it was to encode is encoded again, and what it was to drop dropped again."""
+        for span in plan.encode:
+            self._kept.pop(span.digest, None)
+        self._unsure += [*plan.dropped, *(span.digest for span in plan.encode)]
+
+    def _provide(self, span: MediaSpan, plan: EncodePlan) -> bool:
+        """Have an image's output on the devices in this step, if there is room."""
+        if span.digest in self._kept:
+            self._kept.move_to_end(span.digest)
+            self._in_use.add(span.digest)
+            return True
+        size = prod(span.grid) * self._token_bytes
+        used = sum(self._kept[digest] for digest in self._in_use)
+        is_first = not plan.encode
+        if not is_first and self._patches + span.num_patches > MAX_STEP_PATCHES:
+            return False
+        if self._in_use and used + size > MAX_IMAGE_BYTES:
+            return False
+        total = sum(self._kept.values())
+        for digest in list(self._kept):
+            if total + size <= MAX_IMAGE_BYTES:
+                break
+            if digest not in self._in_use:
+                total -= self._kept.pop(digest)
+                plan.dropped.append(digest)
+        self._kept[span.digest] = size
+        self._in_use.add(span.digest)
+        self._patches += span.num_patches
+        self.num_encoded += 1
+        plan.encode.append(span)
+        return True

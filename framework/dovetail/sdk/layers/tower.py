@@ -1,0 +1,173 @@
+"""Layers of vision towers: patches become hidden states, which attend to one another both ways, whole or by window.
+
+N patches of one image, H width of the tower, D width of a head. A tower is computed whole on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dovetail.contracts.layers import BuildContext, Parallel, Part
+from dovetail.sdk.layers.base import Layer, Slot
+
+
+def tower_context(ctx: BuildContext, path: str) -> BuildContext:
+    """Return the context of a tower at `path`: no rank divides it, so that any number of ranks can have it."""
+    return replace(ctx.at(path), parallel=Parallel())
+
+
+class PatchEmbedding(Layer):
+    """Hidden states of patches: a convolution whose stride is its size, as a product.
+
+    Args:
+        shape: Channels, frames, rows and columns of a patch.
+        width: H.
+        ctx: Device and dtype.
+        mean: Of the pixels of each channel, from 0 to 1.
+        std: Their deviation.
+        bias: Whether there is one.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int, int],
+        width: int,
+        ctx: BuildContext,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self._shape = shape
+        self.weight = self.empty(width, prod(shape), device=ctx.device, dtype=ctx.dtype)
+        self.bias = self.empty(width, device=ctx.device, dtype=ctx.dtype) if bias else None
+        self._mean, self._std = (torch.tensor(list(v), device=ctx.device).view(1, -1, 1, 1) for v in (mean, std))
+
+    def slots(self) -> dict[Slot, tuple[int, ...]]:
+        """See `Layer.slots`."""
+        return {**super().slots(), Slot("weight"): (self.weight.shape[0], *self._shape)}
+
+    def place(self, slot: Slot, tensor: Tensor) -> Tensor | None:
+        """See `Layer.place`."""
+        return super().place(slot, tensor.reshape(getattr(self, slot.tensor).shape))
+
+    @property
+    def holds(self) -> bool | None:
+        """See `Layer.holds`."""
+        return False
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """Map pixels `[N, channels * rows * columns]` uint8, which stand for every frame, to `[N, H]`."""
+        channels, frames, rows, columns = self._shape
+        pixels = patches.view(-1, channels, 1, rows * columns).float() / 255
+        values = ((pixels - self._mean) / self._std).to(self.weight.dtype)
+        return F.linear(values.expand(-1, -1, frames, -1).reshape(len(patches), -1), self.weight, self.bias)
+
+
+class Windows(NamedTuple):
+    """Windows over an image's patches, padded to one length. W windows of at most S patches.
+
+    Attributes:
+        patches: `[W, S]` int64, the patches of each window; any where it is padded.
+        is_here: `[W, 1, 1, S]` bool, where it is not.
+        back: `[N]` int64, where each patch stands among the flattened ones.
+    """
+
+    patches: Tensor
+    is_here: Tensor
+    back: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor, columns: Tensor, size: int) -> Windows:
+        """Divide patches at `rows`, `columns` `[N]` into squares of `size` by `size`."""
+        across = int(columns.max()) // size + 1
+        _, window = torch.unique(rows // size * across + columns // size, return_inverse=True)
+        order = torch.argsort(window, stable=True)
+        counts = torch.bincount(window)
+        place = torch.arange(len(order), device=rows.device) - (counts.cumsum(0) - counts)[window[order]]
+        shape = (len(counts), int(counts.max()))
+        patches = torch.zeros(shape, dtype=torch.int64, device=rows.device)
+        is_here = torch.zeros(shape, dtype=torch.bool, device=rows.device)
+        patches[window[order], place] = order
+        is_here[window[order], place] = True
+        back = torch.empty_like(order)
+        back[order] = window[order] * shape[1] + place
+        return cls(patches, is_here[:, None, None], back)
+
+
+class TowerAttention(nn.Module):
+    """Attention of patches to all of their image or window.
+
+    Args:
+        width: H.
+        num_heads: Heads.
+        ctx: Device, dtype and path.
+        bias: On all projections.
+    """
+
+    def __init__(self, width: int, num_heads: int, ctx: BuildContext, *, bias: bool = True) -> None:
+        super().__init__()
+        self._heads, dim = num_heads, width // num_heads
+        self.qkv = ctx.linear("qkv", width, [Part(name, width, dim) for name in "qkv"], bias=bias)
+        self.out = ctx.linear("out", width, width, bias=bias)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, windows: Windows | None) -> Tensor:
+        """Map `[N, H]` to `[N, H]`; `rope` is cosine and sine `[N, 1, D]` in float32, None: no rotation."""
+        q, k, v = self.qkv(x).view(len(x), 3, self._heads, -1).unbind(1)
+        if rope is not None:
+            q, k = rotated(q, *rope), rotated(k, *rope)
+        if windows is None:
+            q, k, v = (each.transpose(0, 1)[None] for each in (q, k, v))
+            found = F.scaled_dot_product_attention(q, k, v)
+            return self.out(found[0].transpose(0, 1).flatten(1))
+        q, k, v = (each[windows.patches].transpose(1, 2) for each in (q, k, v))
+        found = F.scaled_dot_product_attention(q, k, v, attn_mask=windows.is_here).transpose(1, 2)
+        return self.out(found.flatten(0, 1)[windows.back].flatten(1))
+
+
+class TowerLayer(nn.Module):
+    """Attention and MLP, each behind a norm and added to what it reads."""
+
+    def __init__(self, norms: tuple[nn.Module, nn.Module], attention: TowerAttention, mlp: nn.Module) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = norms
+        self.attention, self.mlp = attention, mlp
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, windows: Windows | None) -> Tensor:
+        """Map `[N, H]` to `[N, H]`."""
+        x = x + self.attention(self.attention_norm(x), rope, windows)
+        found: Tensor = x + self.mlp(self.mlp_norm(x))
+        return found
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate heads `[N, heads, D]` in float32: dimension i with i + D/2."""
+    first, second = x.float().chunk(2, -1)
+    return (x.float() * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
+
+
+def axial_rope(rows: Tensor, columns: Tensor, dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine `[N, 1, D]` by which patches at `rows`, `columns` `[N]` are rotated.
+
+    A quarter of a head turns by the row, the next one by the column, and the second half as the first.
+    """
+    freqs = 1.0 / (theta ** (torch.arange(0, dim // 2, 2, device=rows.device).float() / (dim // 2)))
+    angles = torch.cat((rows[:, None] * freqs, columns[:, None] * freqs), -1).repeat(1, 2)[:, None]
+    return angles.cos(), angles.sin()
+
+
+def merged_places(grid_rows: int, grid_columns: int, merge: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return row and column `[N]` of each patch, where those of a block of `merge` by `merge` stand together."""
+    shape = (grid_rows // merge, merge, grid_columns // merge, merge)
+    rows = torch.arange(grid_rows, device=device)[:, None].expand(grid_rows, grid_columns)
+    columns = torch.arange(grid_columns, device=device).expand(grid_rows, grid_columns)
+    ordered = [each.reshape(shape).transpose(1, 2).flatten() for each in (rows, columns)]
+    return ordered[0], ordered[1]

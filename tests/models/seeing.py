@@ -1,0 +1,102 @@
+"""Tiny random models that see, images of odd sizes, and requests with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from families import SECTIONS, SIZES, perturb
+from PIL import Image
+
+from dovetail.contracts.processor import ImageProcessor
+from dovetail.messages import SamplerParams, Submit
+from dovetail.messages.media import content_digest, write_arrays
+from dovetail.plugins import Registry, load, make_plan
+from dovetail.processing.images import PreparedImage, expand, make_image_processor
+from dovetail.runtime.checkpoint.folder import ModelFolder
+
+IMAGE, START, END = 120, 121, 122
+TOKENS = {"image_token_id": IMAGE, "vision_start_token_id": START, "vision_end_token_id": END, "video_token_id": 123}
+PIXELS = {"min_pixels": 28 * 28, "max_pixels": 28 * 28 * 60, "patch_size": 14, "merge_size": 2}
+VISION: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl": {
+        **{"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64},
+        **{"fullatt_block_indexes": [1], "window_size": 56},
+    },
+}
+"""The vision part by `model_type`."""
+ODD = ((28, 28), (57, 91), (200, 31), (143, 143))
+
+
+def make_vl(folder: Path, kind: str = "qwen2_5_vl", **changes: Any) -> Any:
+    """Write a random checkpoint with both configurations; return transformers' model."""
+    from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
+
+    torch.manual_seed(0)
+    text = {**SIZES, **SECTIONS, "max_position_embeddings": 1024, **changes}
+    config = CONFIG_MAPPING[kind](text_config=text, vision_config=VISION[kind], **TOKENS)
+    made = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
+    perturb(made)
+    made.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PIXELS))
+    return made.requires_grad_(False)
+
+
+def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Noise on a ramp."""
+    rng = np.random.default_rng((seed, width, height))
+    ramp = np.linspace(0, 150, width * height * 3).reshape(height, width, 3)
+    return Image.fromarray((ramp + rng.integers(0, 100, ramp.shape)).astype(np.uint8))
+
+
+def processor_of(folder: Path, name: str = "qwen2-vl") -> ImageProcessor:
+    plan = make_plan(Registry.scan(), processor=name)
+    found = make_image_processor(load(plan, "api"), ModelFolder(folder, weights=False))
+    assert found is not None
+    return found
+
+
+class Prompts:
+    """Makes requests with images of a checkpoint, as a server would."""
+
+    def __init__(self, folder: Path, files: Path) -> None:
+        self.processor, self.files = processor_of(folder), files
+        files.mkdir(exist_ok=True)
+
+    def prepare(self, image: Image.Image) -> PreparedImage:
+        digest = content_digest(image.size, image.tobytes(), self.processor.fingerprint(), "")
+        file = self.files / digest.hex()
+        arrays = self.processor.process(image)
+        file.unlink(missing_ok=True)
+        refs = write_arrays(file, arrays)
+        return PreparedImage(width=image.width, height=image.height, digest=digest, file=str(file), arrays=refs)
+
+    def submit(self, parts: Sequence[Sequence[int] | Image.Image], num: int = 8, rid: str = "", **more: Any) -> Submit:
+        """Texts as ids, and images."""
+        ids = [token for part in parts for token in (part if isinstance(part, list | tuple) else (START, IMAGE, END))]
+        images = [self.prepare(part) for part in parts if isinstance(part, Image.Image)]
+        found = expand(ids, self.processor, images)
+        params = SamplerParams(max_tokens=num, temperature=0.0, ignore_eos=True)
+        return Submit(rid=rid, prompt_ids=found.ids, params=params, media=found.media, **more)
+
+
+def reference(model: Any, parts: Sequence[Sequence[int] | Image.Image], submit: Submit, num: int = 8) -> list[int]:
+    """Transformers' greedy tokens."""
+    from image_references import qwen2_vl
+
+    ids = torch.tensor([submit.prompt_ids])
+    given: dict[str, Any] = {"mm_token_type_ids": (ids == IMAGE).int()}
+    images = [part for part in parts if isinstance(part, Image.Image)]
+    if images:
+        changed = {key: PIXELS[key] for key in ("min_pixels", "max_pixels")}
+        given |= dict(qwen2_vl(**changed)(images, return_tensors="pt"))
+    found = model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=num, do_sample=False, eos_token_id=None,
+        pad_token_id=0, **given,
+    )  # fmt: skip
+    tokens: list[int] = found[0, ids.shape[1] :].tolist()
+    return tokens
