@@ -42,6 +42,44 @@ def reference_arrays(self: Any, image: Any) -> dict[str, Any]:
     return {"patches": values[:, :, 0].reshape(-1, 3 * 14 * 14).astype(np.uint8), "grid": grid}
 
 
+QWEN3_CONFIG = {"image_token_id": 151655, "vision_config": {"patch_size": 16, "spatial_merge_size": 2}}
+QWEN3_PREPROCESSOR = {
+    "size": {"longest_edge": 16777216, "shortest_edge": 65536},
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+}
+"""As in the published Qwen3-VL."""
+
+
+@cache
+def qwen3_vl(**changes: Any) -> Any:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    kept = {key: value for key, value in QWEN3_PREPROCESSOR.items() if key != "image_processor_type"}
+    return Qwen2VLImageProcessorPil(**{**kept, **changes})
+
+
+def qwen3_count(self: Any, width: int, height: int) -> int:
+    return int(qwen3_vl().get_number_of_image_patches(height, width)) // 4
+
+
+def qwen3_arrays(self: Any, image: Any) -> dict[str, Any]:
+    found = qwen3_vl(do_rescale=False, do_normalize=False)(image, return_tensors="np")
+    values = found["pixel_values"].reshape(-1, 3, 2, 16 * 16)
+    return {"patches": values[:, :, 0].reshape(-1, 3 * 16 * 16).astype(np.uint8)}
+
+
+QWEN3_VL: dict[str, Any] = {
+    "config": QWEN3_CONFIG,
+    "preprocessor": QWEN3_PREPROCESSOR,
+    "changes": [{"size": {"longest_edge": 16384, "shortest_edge": 1024}}],
+    "reference_count": qwen3_count,
+    "reference_arrays": qwen3_arrays,
+}
 QWEN2_VL: dict[str, Any] = {
     "config": CONFIG,
     "preprocessor": PREPROCESSOR,

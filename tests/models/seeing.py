@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from families import SECTIONS, SIZES, perturb
+from families import MOE, SECTIONS, SIZES, perturb
+from image_references import qwen2_vl, qwen3_vl
 from PIL import Image
 
 from dovetail.contracts.processor import ImageProcessor
@@ -21,14 +22,26 @@ from dovetail.runtime.checkpoint.folder import ModelFolder
 
 IMAGE, START, END = 120, 121, 122
 TOKENS = {"image_token_id": IMAGE, "vision_start_token_id": START, "vision_end_token_id": END, "video_token_id": 123}
-PIXELS = {"min_pixels": 28 * 28, "max_pixels": 28 * 28 * 60, "patch_size": 14, "merge_size": 2}
+PIXELS = {"min_pixels": 28 * 28, "max_pixels": 28 * 28 * 60}
+TURNS = {"rope_parameters": {**SECTIONS["rope_parameters"], "mrope_interleaved": True}}
+QWEN3 = {
+    **{"depth": 4, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64},
+    **{"deepstack_visual_indexes": [2, 0], "num_position_embeddings": 25, "patch_size": 16},
+}
 VISION: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {
         **{"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64},
-        **{"fullatt_block_indexes": [1], "window_size": 56},
+        **{"fullatt_block_indexes": [1], "window_size": 56, "patch_size": 14},
     },
+    "qwen3_vl": QWEN3,
+    "qwen3_vl_moe": QWEN3,
 }
 """The vision part by `model_type`."""
+TEXT: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl": SECTIONS,
+    "qwen3_vl": {**TURNS, "num_hidden_layers": 3},
+    "qwen3_vl_moe": {**TURNS, **MOE, "norm_topk_prob": True, "num_hidden_layers": 3},
+}
 ODD = ((28, 28), (57, 91), (200, 31), (143, 143))
 
 
@@ -37,12 +50,12 @@ def make_vl(folder: Path, kind: str = "qwen2_5_vl", **changes: Any) -> Any:
     from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
     torch.manual_seed(0)
-    text = {**SIZES, **SECTIONS, "max_position_embeddings": 1024, **changes}
+    text = {**SIZES, **TEXT[kind], "max_position_embeddings": 1024, **changes}
     config = CONFIG_MAPPING[kind](text_config=text, vision_config=VISION[kind], **TOKENS)
     made = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
     perturb(made)
     made.save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(PIXELS))
+    (folder / "preprocessor_config.json").write_text(json.dumps({**PIXELS, "patch_size": VISION[kind]["patch_size"]}))
     return made.requires_grad_(False)
 
 
@@ -53,9 +66,11 @@ def picture(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray((ramp + rng.integers(0, 100, ramp.shape)).astype(np.uint8))
 
 
-def processor_of(folder: Path, name: str = "qwen2-vl") -> ImageProcessor:
-    plan = make_plan(Registry.scan(), processor=name)
-    found = make_image_processor(load(plan, "api"), ModelFolder(folder, weights=False))
+def processor_of(folder: Path) -> ImageProcessor:
+    """What `auto` chooses."""
+    model = ModelFolder(folder, weights=False)
+    plan = make_plan(Registry.scan(), model=model.architecture, attention_backend="torch_native", processor="auto")
+    found = make_image_processor(load(plan, "api"), model)
     assert found is not None
     return found
 
@@ -84,16 +99,26 @@ class Prompts:
         return Submit(rid=rid, prompt_ids=found.ids, params=params, media=found.media, **more)
 
 
+def processed(model: Any, images: Sequence[Image.Image]) -> Any:
+    """What transformers' processor makes of images."""
+    made = qwen2_vl if model.config.vision_config.patch_size == 14 else qwen3_vl
+    size = {"shortest_edge": PIXELS["min_pixels"], "longest_edge": PIXELS["max_pixels"]}
+    given = {"min_pixels": None, "max_pixels": None, "size": size} if made is qwen2_vl else {"size": size}
+    return made_of(made, **given)(list(images), return_tensors="pt")
+
+
+def made_of(made: Any, **given: Any) -> Any:
+    """A processor with another size; what is cached of these must be hashable."""
+    return made.__wrapped__(**given)
+
+
 def reference(model: Any, parts: Sequence[Sequence[int] | Image.Image], submit: Submit, num: int = 8) -> list[int]:
     """Transformers' greedy tokens."""
-    from image_references import qwen2_vl
-
     ids = torch.tensor([submit.prompt_ids])
     given: dict[str, Any] = {"mm_token_type_ids": (ids == IMAGE).int()}
     images = [part for part in parts if isinstance(part, Image.Image)]
     if images:
-        changed = {key: PIXELS[key] for key in ("min_pixels", "max_pixels")}
-        given |= dict(qwen2_vl(**changed)(images, return_tensors="pt"))
+        given |= dict(processed(model, images))
     found = model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=num, do_sample=False, eos_token_id=None,
         pad_token_id=0, **given,

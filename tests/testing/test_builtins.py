@@ -35,6 +35,7 @@ def beside(name: str, file: str) -> Any:
     return module
 
 
+IMAGES = beside("image_references", "models/image_references.py")
 TABLE_OF = beside("parser_samples", "parsers/samples.py")
 TEMPLATES = beside("parser_templates", "parsers/test_round_trip.py")
 METHODS = beside("quantisation_packers", "models/packers.py").METHODS
@@ -138,7 +139,8 @@ ATTRS: dict[tuple[str, str], dict[str, Any]] = {
         "params": [{"size": 1}, {"size": 2}, {"size": 4, "prompt": False}, {"size": 16}],
         "wrong_params": [{}, {"size": 0}, {"size": 17}, {"size": "2"}, {"size": 2, "prompt": 1}],
     },
-    ("processor", "qwen2-vl"): beside("image_references", "models/image_references.py").QWEN2_VL,
+    ("processor", "qwen2-vl"): IMAGES.QWEN2_VL,
+    ("processor", "qwen3-vl"): IMAGES.QWEN3_VL,
     ("checkpoint", "gguf"): {"write": lambda self, folder: gguf_file(folder), "place": "tiny.gguf"},
     ("model", "LlamaForCausalLM"): {"configs": [{}, {"attention_bias": True, "mlp_bias": True}]},
     ("model", "Qwen3ForCausalLM"): {"configs": [{}, {"head_dim": 32}]},
@@ -200,6 +202,12 @@ def headless(architecture: str) -> dict[str, Any]:
     return {"make_checkpoint": make_checkpoint, "configs": [{}]}
 
 
+SEEN = {
+    *("Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
+}
+"""Models whose towers are served, too."""
+
+
 def seeing(architecture: str) -> dict[str, Any]:
     """Make checkpoints of a model that takes images, whose text part is compared."""
     import torch
@@ -211,6 +219,8 @@ def seeing(architecture: str) -> dict[str, Any]:
 
     def make_checkpoint(self: Any, folder: Path, **changes: Any) -> Path:
         FAMILIES.make_seeing(folder, kind, **{"vocab_size": 199, **changes})
+        if architecture in SEEN:
+            return folder
         file = folder / "model.safetensors"
         tensors = {name: t for name, t in load_file(file).items() if not re.search(r"visual|vision|projector", name)}
         save_file(tensors, file, {"format": "pt"})  # the kit tries what happens without each tensor, which uses all

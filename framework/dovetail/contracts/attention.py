@@ -14,7 +14,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dovetail.contracts.needs import AttentionCaps, unmet
 from dovetail.contracts.options import Configurable
@@ -152,7 +152,8 @@ class StateStore(Protocol):
         ...
 
 
-class ImageRows(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ImageRows:
     """Tower output of a step. N tokens stand for images, L is 1 and one more for each addition, H the hidden size.
 
     Attributes:

@@ -12,11 +12,9 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dovetail.contracts.attention import ForwardBatch
-from dovetail.contracts.config import ModelConfig, VisionPart
-from dovetail.contracts.errors import ModelError
-from dovetail.contracts.layers import BuildContext, Stream
-from dovetail.contracts.model import CausalLM, WeightRule
+from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.layers import BuildContext
+from dovetail.contracts.model import WeightRule
 from dovetail.sdk.layers.norm import RMSNorm
 from dovetail.sdk.layers.tower import (
     PatchEmbedding,
@@ -25,12 +23,10 @@ from dovetail.sdk.layers.tower import (
     Windows,
     axial_rope,
     merged_places,
-    tower_context,
 )
 from dovetail.sdk.layers.transformer import GatedMLP
-from dovetail_models.llama import DenseDecoder
 from dovetail_models.qwen2_vl_images import CLIP_MEAN, CLIP_STD
-from dovetail_models.text_part import NOT_TEXT, TextPart, family_of
+from dovetail_models.seeing import SeeingModel, checked_grid, numbers
 
 BLOCK = r"(?:model\.)?visual\.blocks\.(\d+)\."
 TOWER_RULES = (
@@ -52,7 +48,6 @@ NUMBERS = {
 }
 """What transformers takes where `vision_config` says nothing."""
 FULL_LAYERS = (7, 15, 23, 31)
-SECTIONS = (16, 24, 24)
 
 
 class Merger(nn.Module):
@@ -99,92 +94,30 @@ class Tower(nn.Module):
         )
 
     def forward(self, patches: Tensor, grid: Sequence[int]) -> Tensor:
-        """Map the patches `[N, 3 * patch * patch]` of an image to embeddings `[N / merged, hidden]`."""
-        frames, high, wide = grid
-        if frames != 1 or len(patches) != high * wide:
-            raise ValueError(f"an image has {len(patches)} patches, and its grid is {list(grid)}")
+        """Map the patches `[N, 3 * patch * patch]` of an image to embeddings `[1, N / merged, hidden]`."""
+        high, wide = checked_grid(patches, grid)
         rows, columns = merged_places(high, wide, self._merge, patches.device)
         rope, windows = axial_rope(rows, columns, self._dim, self._theta), Windows.of(rows, columns, self._window)
         x = self.patches(patches)
         for index, layer in enumerate(self.layers):
             x = layer(x, rope, None if index in self._whole else windows)
         merged: Tensor = self.merger(x)
-        return merged
+        return merged[None]
 
 
-class SeeingDecoder(DenseDecoder):
-    """A decoder whose embeddings at images come from its tower."""
-
-    def __init__(self, config: ModelConfig, ctx: BuildContext) -> None:
-        super().__init__(config, ctx)
-        self.tower = Tower(config, tower_context(ctx, "tower"))
-
-    def encode(self, arrays: Mapping[str, Tensor]) -> Tensor:
-        """See `VisionTower`."""
-        found: Tensor = self.tower(arrays["patches"], arrays["grid"].tolist())
-        return found[None]
-
-    def forward(self, ids: Tensor, batch: ForwardBatch) -> Tensor:
-        """Map token ids `[T]` to final hidden states `[T, H]`."""
-        embedded, images = self.embed(ids), batch.images
-        if images is not None:
-            embedded = embedded.index_copy(0, images.at, images.rows[0])
-        positions = batch.positions if batch.rope_positions is None else batch.rope_positions
-        stream = Stream(embedded)
-        for layer, rope in zip(self.layers, self.rotary(positions), strict=True):
-            stream = layer(stream, rope, batch)
-        hidden: Tensor = self.norm(stream)
-        return hidden
-
-
-class Qwen2_5_VL(TextPart):
+class Qwen2_5_VL(SeeingModel):
     """Serves `Qwen2_5_VLForConditionalGeneration`."""
 
     architectures: ClassVar[Sequence[str]] = ("Qwen2_5_VLForConditionalGeneration",)
+    tower = Tower
+    tower_rules = TOWER_RULES
+    sections = (16, 24, 24)
 
     @classmethod
-    def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        config, (_, text) = super().config_from_hf(hf), family_of(hf)
-        vision = hf.get("vision_config") or {}
-        facts: dict[str, Any] = {key: _number(vision, key, value) for key, value in NUMBERS.items()}
-        if facts["hidden_size"] % (4 * facts["num_heads"]):
-            raise ModelError(
-                f"config.json: vision_config: hidden_size {facts['hidden_size']} of {facts['num_heads']} heads: a head "
-                "must have a multiple of four numbers"
-            )
-        for key in ("in_channels", "in_chans"):
-            if vision.get(key, 3) != 3:
-                raise ModelError(f"config.json: vision_config: {key} {vision[key]!r}: possible: 3")
-        rope = vision.get("rope_parameters") or {}
-        if (kind := rope.get("rope_type") or "axial") != "axial":
-            raise ModelError(f"config.json: vision_config: rope_type {kind!r} is not supported; possible: 'axial'")
-        facts["theta"] = float(rope.get("rope_theta") or 10000.0)
-        facts["hidden_act"] = str(vision.get("hidden_act") or "silu")
-        facts["full_layers"] = tuple(vision.get("fullatt_block_indexes", FULL_LAYERS))
-        given = text.get("rope_scaling") or text.get("rope_parameters") or {}
-        sections = tuple(given.get("mrope_section") or SECTIONS)
-        merged = facts["spatial_merge_size"] ** 2
-        seen = VisionPart(
-            embed_id=_number(hf, "image_token_id", 151655), patches_per_token=merged, width=facts["hidden_size"],
-            tensors=NOT_TEXT,
-        )  # fmt: skip
-        return replace(
-            config, vision=seen, rope=replace(config.rope, sections=sections), not_loaded="",
-            extra={**config.extra, "tower": facts},
-        )  # fmt: skip
-
-    @classmethod
-    def build(cls, config: ModelConfig, ctx: BuildContext) -> CausalLM:
-        return super().build(config, ctx) if config.vision is None else SeeingDecoder(config, ctx)
-
-    @classmethod
-    def weight_map(cls, config: ModelConfig) -> Sequence[WeightRule]:
-        rules = super().weight_map(config)
-        return rules if config.vision is None else (*TOWER_RULES, *rules)
-
-
-def _number(given: Mapping[str, Any], key: str, default: int) -> int:
-    value = given.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(f"config.json: {key} {value!r} of a model that sees: expected a whole number from 1 on")
-    return value
+    def tower_facts(cls, vision: Mapping[str, Any]) -> dict[str, Any]:
+        """See `SeeingModel`."""
+        return {
+            **numbers(vision, NUMBERS),
+            "hidden_act": str(vision.get("hidden_act") or "silu"),
+            "full_layers": tuple(vision.get("fullatt_block_indexes", FULL_LAYERS)),
+        }

@@ -1,4 +1,4 @@
-"""Images for Qwen2-VL and Qwen2.5-VL: resized to multiples of 28 pixels, cut into patches of 14, merged by 2 x 2.
+"""Images for Qwen2.5-VL and Qwen3-VL: resized to multiples of 28 or 32 pixels, cut into patches, merged by 2 x 2.
 
 Equal to transformers' `Qwen2VLImageProcessorPil` (5.23): its resizing rule is repeated here in the same floating-point
 operations, and Pillow resizes. Arrays are the resized pixels: equal to the bit; what the tower makes of them differs
@@ -25,6 +25,7 @@ BICUBIC = 3
 """Pillow's number of the filter."""
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+HALVES = (0.5, 0.5, 0.5)
 MAX_SIDE = 256
 """Of a patch, in pixels; published models have 14 and 16."""
 
@@ -108,6 +109,13 @@ class Qwen2VLImages(ImageProcessor):
             high = math.ceil(height * factor / unit) * unit
             wide = math.ceil(width * factor / unit) * unit
         return wide, high
+
+
+class Qwen3VLImages(Qwen2VLImages):
+    """Images for Qwen3-VL: patches of 16, other values in the tower's normalization."""
+
+    mean = HALVES
+    std = HALVES
 
 
 def _check_fixed(mean: tuple[float, ...], std: tuple[float, ...], preprocessor: Mapping[str, Any]) -> None:

@@ -148,6 +148,7 @@ def examine_model(settings: PluginSettings, *, text: bool) -> ExaminedModel:
     try:
         found = examine(settings, text=text)
         config = model_config(found.model, found.registry.resolve("model", found.plan.of_kind("model")[0].qualified))
+        config = config if found.plan.of_kind("processor") else config.text_only
         read_as(
             found, config, config.dtype, "cpu" if check_device(found.registry, settings.device) == "cpu" else "cuda"
         )

@@ -110,6 +110,7 @@ def plan(wish: PlanArgs) -> MemoryPlan:
     device = device_of(settings, wish.device_memory)
     ranks = settings.tensor_parallel_size
     facts = model_config(model, found.registry.resolve("model", found.plan.of_kind("model")[0].qualified))
+    facts = facts if found.plan.of_kind("processor") else facts.text_only
     config = with_cache_dtype(facts, settings)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     local = config.of_rank(ranks)

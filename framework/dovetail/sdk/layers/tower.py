@@ -6,9 +6,8 @@ N patches of one image, H width of the tower, D width of a head. A tower is comp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +15,15 @@ from torch import Tensor, nn
 
 from dovetail.contracts.layers import BuildContext, Parallel, Part
 from dovetail.sdk.layers.base import Layer, Slot
+from dovetail.sdk.layers.plain import PLAIN
 
 
 def tower_context(ctx: BuildContext, path: str) -> BuildContext:
-    """Return the context of a tower at `path`: no rank divides it, so that any number of ranks can have it."""
-    return replace(ctx.at(path), parallel=Parallel())
+    """Return the context of a tower at `path`: in the model's dtype, as no quantisation is made for it, and undivided.
+
+    So any number of ranks can have it.
+    """
+    return replace(ctx.at(path), parallel=Parallel(), factory=PLAIN)
 
 
 class PatchEmbedding(Layer):
@@ -72,7 +75,43 @@ class PatchEmbedding(Layer):
         return F.linear(values.expand(-1, -1, frames, -1).reshape(len(patches), -1), self.weight, self.bias)
 
 
-class Windows(NamedTuple):
+class GridEmbedding(Layer):
+    """Learned positions on a square, stretched over the patches of an image of any shape.
+
+    Args:
+        num: Positions: the square of its side.
+        width: H.
+        ctx: Device and dtype.
+    """
+
+    def __init__(self, num: int, width: int, ctx: BuildContext) -> None:
+        super().__init__()
+        self._side = int(num**0.5)
+        self.weight = self.empty(num, width, device=ctx.device, dtype=ctx.dtype)
+
+    def forward(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> Tensor:
+        """Return what is added to the patches at `rows`, `columns` `[N]` of an image of that `shape`, `[N, H]`.
+
+        The corners of image and square are one; between positions it is interpolated linearly.
+        """
+        (up, down, low), (left, right, near) = (
+            self._between(place, num) for place, num in zip((rows, columns), shape, strict=True)
+        )
+        found: list[Tensor] = []
+        for row, of_row in ((up, 1 - low), (down, low)):
+            for column, of_column in ((left, 1 - near), (right, near)):
+                found.append(self.weight[row * self._side + column] * (of_row * of_column)[:, None])
+        return torch.stack(found).sum(0).to(self.weight.dtype)
+
+    def _between(self, place: Tensor, num: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the two positions around each place of `num`, and how near the second is."""
+        exact = place.float() * (self._side - 1) / max(num - 1, 1)
+        first = exact.long()
+        return first, (first + 1).clamp(max=self._side - 1), exact - first
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
     """Windows over an image's patches, padded to one length. W windows of at most S patches.
 
     Attributes:
