@@ -177,6 +177,20 @@ def test_a_step_encodes_a_budget(model: tuple[Path, Any], tmp_path: Path, monkey
     assert sum(kept) <= max(64 * 4 * 12, *kept)
 
 
+def test_a_step_that_is_not_launched_encodes_nothing(
+    model: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk that gets no pages once its images were chosen leaves them: they are encoded with the next one."""
+    folder, theirs = model
+    core, prompts = make_core(folder), Prompts(folder, tmp_path / "files")
+    provide, refused = core.pages.provide, [True, True]
+    monkeypatch.setattr(
+        core.pages, "provide", lambda request, num: 0 if refused and refused.pop() else provide(request, num)
+    )
+    submit = prompts.submit(parts_of(1))
+    assert tokens(run(core, [submit])[0]) == reference(theirs, parts_of(1), submit)
+
+
 def test_an_image_that_is_gone_ends_its_request(model: tuple[Path, Any], tmp_path: Path) -> None:
     """A request whose file is gone ends with the reason, and those beside it get their tokens."""
     folder, theirs = model

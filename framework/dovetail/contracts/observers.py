@@ -214,7 +214,8 @@ class CacheEvent:
 
     Attributes:
         pages: In the order of their tokens.
-        token_ids: What they hold, equally many tokens each; None where they are gone.
+        token_ids: What they hold, equally many tokens each; None where they are gone. Negative numbers stand for tokens
+            of images: equal ones for equal images at equal offsets, in one run of an engine.
         parent: The page before the first; None where they begin a prompt.
         cache_salt: Prefixes of different salts never share a page; "" for none.
     """

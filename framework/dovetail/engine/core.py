@@ -198,6 +198,8 @@ class EngineCore:
             deltas += self._read_before_drafts(self.scheduler.speculation)
         plan = self.scheduler.schedule()
         launched = self._launch(plan) if plan.decode or plan.chunks else None
+        if launched is None and self.scheduler.tower is not None:
+            self.scheduler.tower.failed(plan)  # a chunk for whose images it was got no pages
         deltas += self._read()
         if isinstance(launched, StepError):
             deltas += self._recover(plan, launched)
