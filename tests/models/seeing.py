@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from families import MOE, SECTIONS, SIZES, perturb
+from families import DELTA, MOE, QUARTER, SECTIONS, SIZES, perturb
 from image_references import qwen2_vl, qwen3_vl
 from PIL import Image
 
@@ -35,12 +35,18 @@ VISION: dict[str, dict[str, Any]] = {
     },
     "qwen3_vl": QWEN3,
     "qwen3_vl_moe": QWEN3,
+    "qwen3_5": {key: value for key, value in QWEN3.items() if key != "deepstack_visual_indexes"},
 }
 """The vision part by `model_type`."""
 TEXT: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": SECTIONS,
     "qwen3_vl": {**TURNS, "num_hidden_layers": 3},
     "qwen3_vl_moe": {**TURNS, **MOE, "norm_topk_prob": True, "num_hidden_layers": 3},
+    "qwen3_5": {
+        **DELTA,
+        "head_dim": 48,
+        "rope_parameters": {**QUARTER["rope_parameters"], "mrope_section": [2, 2, 2]},
+    },
 }
 ODD = ((28, 28), (57, 91), (200, 31), (143, 143))
 

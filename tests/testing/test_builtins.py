@@ -203,7 +203,8 @@ def headless(architecture: str) -> dict[str, Any]:
 
 
 SEEN = {
-    *("Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
+    *("Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
+    *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
 }
 """Models whose towers are served, too."""
 

@@ -201,11 +201,14 @@ class Admission:
         if request.waiting_for_grammar and self._pages.states.groups:
             wanted = request.num_pending - 1  # a state that has taken a token in does not take it in again
         num = min(wanted, self._budget) if self._limits.cut_prompts else wanted
-        if 0 < num < wanted:
-            num = self._pages.states.aligned(request.computed_len, num, self._limits.max_prefill_tokens)
-            self._budget = max(num, 0)  # the remaining budget is below any request's next chunk
+        is_cut = 0 < num < wanted
         if request.media is not None and num > 0 and (tower := self._scheduler.tower) is not None:
             num = tower.fit(request.media, request.computed_len, num, self._plan)
+        if 0 < num < wanted:
+            aligned = self._pages.states.aligned(request.computed_len, num, self._limits.max_prefill_tokens)
+            num = aligned if is_cut else aligned or num  # one that ends before an image must get on
+            if is_cut:
+                self._budget = max(num, 0)  # the remaining budget is below any request's next chunk
         num = self._pages.provide(request, num) if num > 0 else num
         if num > 0:
             is_last, pools = num == request.num_pending, request.pool is not None

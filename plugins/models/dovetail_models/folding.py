@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dovetail.contracts.attention import ForwardBatch
-from dovetail.contracts.layers import BuildContext, Part, Stream
+from dovetail.contracts.layers import BuildContext, Part
 from dovetail.sdk.layers.base import Slot
 from dovetail.sdk.layers.matrix import Matrix
 from dovetail.sdk.layers.mixer import Mixer
+from dovetail.sdk.layers.rotary import CosSin
 from dovetail_models.llama import DenseDecoder
 
 
@@ -60,12 +62,8 @@ class HeadNumbers(Matrix):
 class FoldingDecoder(DenseDecoder):
     """A decoder some of whose layers have a `Mixer` in place of attention."""
 
-    def forward(self, ids: Tensor, batch: ForwardBatch) -> Tensor:
-        """Map token ids `[T]` to final hidden states `[T, H]`."""
-        stream, ropes = Stream(self.embed(ids)), self.rotary(batch.positions)
+    def given(self, ropes: list[CosSin], batch: ForwardBatch) -> Sequence[Any]:
+        """See `DenseDecoder.given`: mixers are given pieces of the batch."""
         mixers = [layer.attention if isinstance(layer.attention, Mixer) else None for layer in self.layers]
         pieces = next((mixer.pieces(batch) for mixer in mixers if mixer is not None), None)
-        for layer, mixer, rope in zip(self.layers, mixers, ropes, strict=True):
-            stream = layer(stream, rope if mixer is None else pieces, batch)
-        hidden: Tensor = self.norm(stream)
-        return hidden
+        return [rope if mixer is None else pieces for mixer, rope in zip(mixers, ropes, strict=True)]

@@ -17,7 +17,7 @@ from dovetail.contracts.model import CausalLM, ModelPlugin, WeightRule
 from dovetail.sdk.layers.decoder import DecoderLayer
 from dovetail.sdk.layers.embedding import Embedding, LMHead
 from dovetail.sdk.layers.norm import RMSNorm
-from dovetail.sdk.layers.rotary import Rotaries
+from dovetail.sdk.layers.rotary import CosSin, Rotaries
 from dovetail.sdk.layers.transformer import GatedMLP, SelfAttention
 from dovetail_models.absent import with_absent
 from dovetail_models.dense import llama_config
@@ -99,11 +99,15 @@ class DenseDecoder(nn.Module):
 
     def forward(self, ids: Tensor, batch: ForwardBatch) -> Tensor:
         """Map token ids `[T]` to final hidden states `[T, H]`."""
-        stream, ropes = Stream(self.embed(ids)), self.rotary(batch.positions)
-        for layer, rope in zip(self.layers, ropes, strict=True):
-            stream = layer(stream, rope, batch)
+        stream = Stream(self.embed(ids))
+        for layer, given in zip(self.layers, self.given(self.rotary(batch.positions), batch), strict=True):
+            stream = layer(stream, given, batch)
         hidden: Tensor = self.norm(stream)
         return hidden
+
+    def given(self, ropes: list[CosSin], batch: ForwardBatch) -> Sequence[Any]:
+        """Return what each layer is given beside stream and batch: its cosine and sine."""
+        return ropes
 
 
 class Llama(ModelPlugin):

@@ -1,10 +1,12 @@
 """Qwen3-VL: Qwen3 or Qwen3-MoE behind a tower with learned positions, whose middle layers add to the first layers.
 
-Weights: as transformers writes them. Source: arXiv:2511.21631; additions (deepstack): arXiv:2406.04334.
+Qwen3.5 has the same tower without additions. Weights: as transformers writes them. Source: arXiv:2511.21631; additions
+(deepstack): arXiv:2406.04334.
 """
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -144,3 +146,16 @@ class Qwen3_VL(SeeingModel):
                 f"config.json: vision_config: num_position_embeddings {facts['num_position_embeddings']}: give a square"
             )
         return {**facts, "hidden_act": str(vision.get("hidden_act") or "gelu_pytorch_tanh"), "added": added}
+
+
+class Qwen3_5_VL(Qwen3_VL):
+    """Serves `Qwen3_5ForConditionalGeneration` and its relative with experts."""
+
+    architectures: ClassVar[Sequence[str]] = ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
+    sections = (11, 11, 10)
+
+    @classmethod
+    def tower_facts(cls, vision: Mapping[str, Any]) -> dict[str, Any]:
+        """See `SeeingModel`."""
+        without: Any = ChainMap({"deepstack_visual_indexes": ()}, vision)  # type: ignore[arg-type]
+        return super().tower_facts(without)

@@ -36,8 +36,9 @@ class SeeingDecoder(DenseDecoder):
             embedded, num_added = embedded.index_copy(0, images.at, images.rows[0]), len(images.rows) - 1
         positions = batch.positions if batch.rope_positions is None else batch.rope_positions
         stream = Stream(embedded)
-        for index, (layer, rope) in enumerate(zip(self.layers, self.rotary(positions), strict=True)):
-            stream = layer(stream, rope, batch)
+        each = self.given(self.rotary(positions), batch)
+        for index, (layer, given) in enumerate(zip(self.layers, each, strict=True)):
+            stream = layer(stream, given, batch)
             if images is not None and index < num_added:
                 stream = Stream(stream.total().index_add(0, images.at, images.rows[index + 1]))
         hidden: Tensor = self.norm(stream)

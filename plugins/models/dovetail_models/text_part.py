@@ -74,8 +74,6 @@ class TextPart(ModelPlugin):
         "LlavaForConditionalGeneration",
         "Mistral3ForConditionalGeneration",
         "Qwen2VLForConditionalGeneration",
-        "Qwen3_5ForConditionalGeneration",
-        "Qwen3_5MoeForConditionalGeneration",
     )
 
     @classmethod
