@@ -65,7 +65,12 @@ def test_the_model_gets_token_ids() -> None:
         ([span(2, 3, first=1)], "tokens for 1 to 4"),
         ([span(2, 3, first=-1)], "tokens for -1 to 2"),
         ([span(2, 3, digest=b"x")], "a digest of 1 bytes"),
-        ([span(2, 4), span(6, 2, grid=(1, 1, 3))], "one image has two grids"),
+        ([span(2, 3, grid=(1, 1, 4))], "of the last image, 3 embeddings have tokens"),
+        ([span(2, 3, grid=(1, 1, 4)), span(6, 2, name=2)], "tokens for 0 to 2 after 3"),
+        ([span(2, 2, grid=(1, 1, 4)), span(6, 2, name=2, first=2, grid=(1, 1, 4))], "tokens for 2 to 4 after 2"),
+        ([span(2, 2, grid=(1, 1, 4)), span(6, 2, first=2, grid=(1, 2, 2))], "tokens for 2 to 4 after 2"),
+        ([span(2, 2, grid=(1, 1, 4)), span(6, 2, first=1, grid=(1, 1, 4))], "tokens for 1 to 3 after 2"),
+        ([span(2, 3, grid=(1, 1 << 40, 1 << 40))], "an image has 1208925819614629174706176 embeddings"),
     ],
 )
 def test_spans_that_lie_are_refused(spans: list[MediaSpan], why: str) -> None:

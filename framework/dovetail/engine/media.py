@@ -6,7 +6,6 @@ import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import pairwise
 from math import prod
 from typing import Protocol
 
@@ -63,16 +62,16 @@ def fault(spans: Sequence[MediaSpan], num_prompt: int, image_token_bytes: int) -
     starts = [*(span.start for span in spans), num_prompt]
     if any(start < end for start, end in zip(starts, ends, strict=True)):
         return f"images overlap, or end behind the prompt of {num_prompt} tokens"
+    done, last = 0, None  # embeddings of an image whose tokens have begun
     for span in spans:
-        num = prod(span.grid)
-        if span.num < 1 or min(span.grid) < 1 or span.first < 0 or span.first + span.num > num:
-            return f"an image has {num} embeddings, and tokens for {span.first} to {span.first + span.num}"
+        num, end = prod(span.grid), span.first + span.num
+        is_next = span.first == done and (not done or last == (span.digest, span.grid))
+        if not is_next or span.num < 1 or min(span.grid) < 1 or not end <= num <= num_prompt:
+            return f"an image has {num} embeddings, and tokens for {span.first} to {end} after {done}"
         if len(span.digest) != DIGEST_BYTES or span.num_patches < 1:
             return f"an image has a digest of {len(span.digest)} bytes and {span.num_patches} patches"
-    for one, other in pairwise(spans):
-        if one.digest == other.digest and one.grid != other.grid:
-            return "one image has two grids"
-    return None
+        done, last = end % num, (span.digest, span.grid)
+    return f"of the last image, {done} embeddings have tokens, and the others none" if done else None
 
 
 class EncodePlan(Protocol):

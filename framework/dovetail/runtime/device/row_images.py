@@ -39,10 +39,16 @@ class ImagePositions:
 
     @classmethod
     def of(cls, num_prompt: int, spans: Sequence[MediaSpan]) -> ImagePositions:
-        """Number the tokens: text goes on behind the largest number of an image."""
+        """Number the tokens: text goes on behind the largest number of an image.
+
+        Raises:
+            ModelError: An image has breaks between its tokens, which no model with such positions has.
+        """
         found = np.empty((3, num_prompt), np.int64)
         at = number = 0
         for span in spans:
+            if span.num != prod(span.grid):
+                raise ModelError(f"an image of {prod(span.grid)} embeddings has {span.num} tokens side by side")
             found[:, at : span.start] = np.arange(number, number + span.start - at)
             number += span.start - at
             at = span.start + span.num
