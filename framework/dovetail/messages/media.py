@@ -13,17 +13,20 @@ import os
 from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from dovetail.contracts.errors import RequestError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 ALIGNMENT = 64
 """Each array of a file begins at a multiple of it."""
 DIGEST_BYTES = 32
+ITEM_BYTES = {"uint8": 1, "int32": 4}
 
 
 class ArrayRef(msgspec.Struct, frozen=True):
@@ -38,7 +41,7 @@ class ArrayRef(msgspec.Struct, frozen=True):
     @property
     def num_bytes(self) -> int:
         """Size."""
-        return prod(self.shape) * np.dtype(self.dtype).itemsize
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
 class MediaSpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +88,8 @@ def write_arrays(
         OSError: It cannot be written, as with a full memory file system; then there is no file.
         ValueError: An array is neither uint8 nor int32.
     """
+    import numpy as np  # not at the top: listing plugins, and processes that only pass messages on, have no use for it
+
     refs: list[ArrayRef] = []
     end = 0
     for name, array in arrays.items():
@@ -111,6 +116,8 @@ def read_arrays(path: str, refs: Iterable[ArrayRef]) -> dict[str, npt.NDArray[np
     Raises:
         RequestError: The file is gone, or shorter than its arrays.
     """
+    import numpy as np
+
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size

@@ -50,7 +50,7 @@ NUMBERS = {
 FULL_LAYERS = (7, 15, 23, 31)
 
 
-class Merger(nn.Module):
+class Qwen2_5Merger(nn.Module):
     """Makes one embedding of the decoder out of a block of patches."""
 
     def __init__(self, width: int, merged: int, hidden: int, ctx: BuildContext) -> None:
@@ -65,7 +65,7 @@ class Merger(nn.Module):
         return self.down(F.gelu(self.up(self.norm(x).view(len(x) // self._merged, -1))))
 
 
-class Tower(nn.Module):
+class Qwen2_5Tower(nn.Module):
     """The vision tower."""
 
     def __init__(self, config: ModelConfig, ctx: BuildContext) -> None:
@@ -81,7 +81,7 @@ class Tower(nn.Module):
         self._merge, self._dim, self._whole = facts["spatial_merge_size"], width // heads, facts["full_layers"]
         self._window = facts["window_size"] // patch // self._merge * self._merge
         self._theta = facts["theta"]
-        self.merger = Merger(width, self._merge**2, config.hidden_size, ctx.at("merger"))
+        self.merger = Qwen2_5Merger(width, self._merge**2, config.hidden_size, ctx.at("merger"))
 
     @staticmethod
     def layer(config: ModelConfig, facts: Mapping[str, Any], ctx: BuildContext) -> TowerLayer:
@@ -109,7 +109,7 @@ class Qwen2_5_VL(SeeingModel):
     """Serves `Qwen2_5_VLForConditionalGeneration`."""
 
     architectures: ClassVar[Sequence[str]] = ("Qwen2_5_VLForConditionalGeneration",)
-    tower = Tower
+    tower = Qwen2_5Tower
     tower_rules = TOWER_RULES
     sections = (16, 24, 24)
 

@@ -60,7 +60,7 @@ NUMBERS = {
 ADDED = (8, 16, 24)
 
 
-class Merger(nn.Module):
+class Qwen3Merger(nn.Module):
     """Makes one embedding of the decoder out of a block of patches; the norm is a patch's or the whole block's."""
 
     def __init__(self, width: int, merged: int, hidden: int, ctx: BuildContext, *, of_blocks: bool = False) -> None:
@@ -76,7 +76,7 @@ class Merger(nn.Module):
         return self.down(F.gelu(self.up(self.norm(x.view(self._shape)).view(-1, self._width))))
 
 
-class Tower(nn.Module):
+class Qwen3Tower(nn.Module):
     """The vision tower."""
 
     def __init__(self, config: ModelConfig, ctx: BuildContext) -> None:
@@ -92,10 +92,10 @@ class Tower(nn.Module):
             self.layer(own, facts, ctx.at(f"layers.{index}")) for index in range(facts["depth"])
         )
         merged, hidden = self._merge**2, config.hidden_size
-        self.merger = Merger(width, merged, hidden, ctx.at("merger"))
+        self.merger = Qwen3Merger(width, merged, hidden, ctx.at("merger"))
         self._added: tuple[int, ...] = facts["added"]
         self.adders = nn.ModuleList(
-            Merger(width, merged, hidden, ctx.at(f"adders.{index}"), of_blocks=True)
+            Qwen3Merger(width, merged, hidden, ctx.at(f"adders.{index}"), of_blocks=True)
             for index in range(len(self._added))
         )
 
@@ -126,7 +126,7 @@ class Qwen3_VL(SeeingModel):
     """Serves `Qwen3VLForConditionalGeneration` and its relative with experts."""
 
     architectures: ClassVar[Sequence[str]] = ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
-    tower = Tower
+    tower = Qwen3Tower
     tower_rules = TOWER_RULES
     sections = (24, 20, 20)
     mixes_sections = True
