@@ -47,9 +47,9 @@ class World:
         return self.chooser.choose(StepPlan([], list(chunks)))[1]
 
 
-def chunk(start: int, num_new: int, *, logprobs: bool = False) -> PromptChunk:
+def chunk(start: int, num_new: int, *, logprobs: bool = False, media: object = None) -> PromptChunk:
     """Of a request in row 7 and the pages 20, 21 … in this order."""
-    request = Mock(prompt_logprobs=[] if logprobs else None, pool=None)
+    request = Mock(prompt_logprobs=[] if logprobs else None, pool=None, media=media)
     return PromptChunk(request, start, num_new, samples=True)
 
 
@@ -149,11 +149,12 @@ def test_without_graphs_steps_are_eager() -> None:
 
 
 def test_the_smallest_size_that_is_there_serves() -> None:
-    """By tokens and chunks; nothing serves prompts that want all their tokens' logits."""
+    """By tokens and chunks; nothing serves prompts that want all their tokens' logits, or that have images."""
     world = World()
     assert world.prefill(chunk(0, 8)) == PrefillGraph(8, 1)
     assert world.prefill(chunk(5, 9)) == PrefillGraph(16, 1)
     assert world.prefill(chunk(0, 8), chunk(0, 8, logprobs=True)) is None
+    assert world.prefill(chunk(0, 8), chunk(0, 8, media=object())) is None
     assert world.prefill(*[chunk(0, 1)] * 6) is None
     assert world.prefill(chunk(0, 41)) is None
 
