@@ -97,7 +97,8 @@ def test_a_second_turn_runs_no_tower(model: tuple[Path, Any], tmp_path: Path) ->
     [again] = run(core, [second])
     assert num_encoded(core) == 3
     known = len(first.prompt_ids) + len(tokens(said))
-    assert known - 4 <= (again[0].cached_tokens or 0) <= known
+    if not core.pages.states.groups:  # states are copied every 64 tokens only
+        assert known - 4 <= (again[0].cached_tokens or 0) <= known
     assert tokens(again) == reference(theirs, parts_of(3), second)
 
 
@@ -113,8 +114,9 @@ def test_equal_sizes_are_not_equal_images(model: tuple[Path, Any], tmp_path: Pat
         reference(theirs, p, s) for p, s in zip(parts, submits, strict=True)
     ]
     assert tokens(found[0]) != tokens(found[1])
-    assert [deltas[0].cached_tokens for deltas in found[:2]] == [0, 12]
-    assert found[2][0].cached_tokens == (len(submits[2].prompt_ids) - 1) // 4 * 4
+    if not core.pages.states.groups:
+        assert [deltas[0].cached_tokens for deltas in found[:2]] == [0, 12]
+        assert found[2][0].cached_tokens == (len(submits[2].prompt_ids) - 1) // 4 * 4
     assert num_encoded(core) == 2
 
 
@@ -139,6 +141,8 @@ def test_retracted_and_beside_drafts(model: tuple[Path, Any], tmp_path: Path) ->
     found = serve(folder, submits, max_total_tokens=144, page_size=4, max_running_requests=4)
     assert [tokens(deltas) for deltas in found] == wanted
     assert sum(deltas[-1].num_retractions for deltas in found) > 0
+    if "qwen3_5" in folder.name:
+        return  # no drafts with recurrent layers
     found = serve(folder, submits, speculator="ngram", page_size=4)
     assert [tokens(deltas) for deltas in found] == wanted
 
