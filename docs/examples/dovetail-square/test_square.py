@@ -15,7 +15,6 @@ class TestSquare(ImageProcessorConformance):
     config = MappingProxyType(CONFIG)
     preprocessor = MappingProxyType({"image_size": 32, "patch_size": 8})
     changes = ({"image_size": 64}, {"patch_size": 16})
-    max_tokens = 18
 
 
 def test_the_middle_is_seen() -> None:

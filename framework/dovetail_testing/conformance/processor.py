@@ -34,7 +34,7 @@ class ImageProcessorConformance(Conformance):
         config: What of `config.json` it reads, of a model that it serves.
         preprocessor: The same of `preprocessor_config.json`.
         changes: Other values of `preprocessor` that alter the arrays of an image.
-        max_tokens: Most tokens of an image.
+        max_tokens: Most tokens of an image, whatever the configuration that is accepted.
         num_sizes: How many random sizes are tried.
         seed: Of sizes and pixels.
     """
