@@ -58,6 +58,7 @@ class FakeChoice:
     abort_message: str | None = None
     structured_output: dict[str, Any] | None = None
     num_reasoning: int = 0
+    num_image: int = 0
     token_ids: list[int] = field(default_factory=list)
     text_offsets: list[int] = field(default_factory=list)
     tool_calls: list[ReplyCall] = field(default_factory=list)

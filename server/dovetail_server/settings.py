@@ -18,10 +18,11 @@ from dovetail.processing.text_settings import TextSettings
 from dovetail.settings import Names, flag
 from dovetail_server.compat.arguments import file_value
 from dovetail_server.key_settings import KeySettings
+from dovetail_server.media_settings import MediaSettings
 from dovetail_server.setting_types import Aliases, Hosts, Origins
 
 
-class ServeSettings(KeySettings, TextSettings, BaseSettings):
+class ServeSettings(KeySettings, MediaSettings, TextSettings, BaseSettings):
     """What `dovetail serve` is started with."""
 
     model_config = SettingsConfigDict(

@@ -84,6 +84,8 @@ class ServerState(ReadingContext):
     def close_children(self) -> None:
         """End the processes that read bodies and judge texts, also those that are still starting."""
         self.bodies.close()
+        if self.media is not None:
+            self.media.close()
         if self.has_started:
             self.text.grammar.close()
 
@@ -94,6 +96,16 @@ class ServerState(ReadingContext):
             ServiceError: The database or the folder cannot be used.
         """
         return (await self.storage.get()).conversations
+
+    async def stored_file(self, owner: str, file_id: str) -> str:
+        """Return the path of an uploaded file that is the owner's.
+
+        Raises:
+            RequestError: It is not there, or somebody else's.
+            ServiceError: The database or the folder cannot be used.
+        """
+        files = (await self.storage.get()).files
+        return str(files.layout.file((await files.get(file_id, owner))["id"]))
 
     async def stored_responses(self) -> ResponseStore:
         """Return where responses are kept.

@@ -341,7 +341,7 @@ def test_anthropics_errors(claude: anthropic.Anthropic) -> None:
         claude.messages.create(model="claude", max_tokens=5, messages=say("Hi"))
     assert caught.value.request_id
     image: Any = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
-    with pytest.raises(anthropic.BadRequestError, match="images"):
+    with pytest.raises(anthropic.BadRequestError, match="image cannot be read"):
         claude.messages.create(model=MODEL, max_tokens=5, messages=[{"role": "user", "content": [image]}])
 
 

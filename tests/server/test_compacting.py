@@ -229,7 +229,7 @@ def test_errors_of_the_summary_say_so(server: Harness) -> None:
         "dovetail-compaction-1.Zm9v",
         seal(Sealed(summary="", before=[{"type": "compaction", "encrypted_content": "x"}])),
         seal(Sealed(summary="", after=[{"type": "item_reference", "id": "msg_1"}])),
-        seal(Sealed(summary="", before=[{"type": "message", "role": "user", "content": [{"type": "input_image"}]}])),
+        seal(Sealed(summary="", before=[{"type": "message", "role": "user", "content": [{"type": "input_file"}]}])),
         seal(Sealed(summary="", before=[{"type": "summary", "text": "x"}])),
         seal(Sealed(summary="", before=[{"role": 7}])),
     ],

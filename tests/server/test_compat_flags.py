@@ -102,7 +102,7 @@ FIRST_DAY: dict[str, dict[str, Any]] = {
     "--no-async-scheduling": {"disable_overlap_schedule": True},
     "--max_num_seqs 4 --distributed_executor_backend mp": {"max_running_requests": 4},
     "--api-server-count 1 --max-logprobs 20 --response-role assistant": {},
-    "--limit-mm-per-prompt '{\"image\": 2}'": {},
+    "--limit-mm-per-prompt '{\"image\": 2}'": {"limit_mm_per_prompt": {"image": 2}},
     # llama.cpp
     "-m m -c 8192 -ngl 99 -fa on -np 4 -t 8 -b 2048": {
         "model_path": "m",

@@ -20,6 +20,8 @@ TOOL = {"name": "get_weather", "description": "Weather", "input_schema": {"type"
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 ALL = f"<think>\nWhere is it?\n</think>\n\nLet me look.\n{CALL}\n{CALL.replace('Paris', 'Rome')}"
 THINK = {"type": "enabled", "budget_tokens": 50}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+RESULT = {"type": "tool_result", "tool_use_id": "c1"}
 
 
 USES, THOUGHTS = {"type": "clear_tool_uses_20250919"}, {"type": "clear_thinking_20251015"}
@@ -373,7 +375,16 @@ def turn(role: str, block: dict[str, Any]) -> dict[str, Any]:
     [
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "images"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "content[0].source must be of",
+        ),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]: an image cannot be read"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "this model is served for text only"),
+        (
+            {"messages": [{"role": "user", "content": [{**RESULT, "content": [TEXTS[0], IMAGE]}]}]},
+            "messages[0].content[0].content[1]: an image cannot",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]},
             "messages[0].content[0]",

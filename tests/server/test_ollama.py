@@ -216,7 +216,10 @@ def test_the_model_is_shown(client: ollama.Client, served: Served) -> None:
         ({"model": "other"}, "'other' does not exist here; served: dovetail-demo"),
         ({"model": None}, "model: expected `str`, got `null`"),
         ({"messages": {}}, "messages: expected `array | null`, got `object`"),
-        ({"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, "messages[0].images is not supported"),
+        (
+            {"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]},
+            "messages[0].images[0]: an image cannot be read",
+        ),
         ({"messages": [{"role": "robot"}]}, "messages[0].role"),
         ({"messages": [None]}, "messages[0]: expected `object`, got `null`"),
         ({"options": {"mirostat": 2}}, "options.mirostat is not supported"),
@@ -249,7 +252,8 @@ def test_what_is_not_served_is_refused(served: Served, given: dict[str, Any], sa
     [
         ({"template": "{{ .Prompt }}"}, "template is not supported"),
         ({"context": [1, 2]}, "context is not supported"),
-        ({"images": ["aGk="]}, "images is not supported"),
+        ({"images": ["aGk="]}, "images[0]: an image cannot be read here: this model is served for text only"),
+        ({"images": ["aGk="], "raw": True}, "images need the model's chat template"),
         ({"width": 64}, "width is not supported"),
         ({"truncate": True}, "truncate is not supported"),
         ({"raw": True, "system": "s"}, "raw is a prompt without a template"),

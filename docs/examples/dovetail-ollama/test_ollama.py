@@ -53,7 +53,8 @@ WRONG: Any = {
     ],
     "/api/generate": [
         {"model": "m", "prompt": "a", "context": [1]},
-        {"model": "m", "prompt": "a", "images": ["a"]},
+        {"model": "m", "prompt": "a", "images": "a"},
+        {"model": "m", "prompt": "a", "images": ["a"], "raw": True},
     ],
 }
 SHOWN: Any = {"/api/show": [{"model": "one"}, {"name": "two"}], "/api/tags": [{}], "/api/version": [{}]}
@@ -64,6 +65,17 @@ class TestOllama(ApiConformance):
     samples = SAMPLES
     wrong = WRONG
     shown = SHOWN
+
+
+def test_images_are_parts() -> None:
+    """Before the text of their message, each with its place in the body."""
+    message = {"role": "user", "content": "What?", "images": ["aGk=", "YQ=="]}
+    [chat] = read_chat({"model": "m", "messages": [message]}).prompts
+    first, second, text = chat.messages[0]["content"]
+    assert first == {"type": "image_url", "image_url": "data:;base64,aGk=", "param": "messages[0].images[0]"}
+    assert (second["param"], text["text"]) == ("messages[0].images[1]", "What?")
+    [chat] = read_generate({"model": "m", "images": ["aGk="]}).prompts
+    assert [part["param"] for part in chat.messages[0]["content"]] == ["images[0]"]
 
 
 def test_results_belong_to_calls() -> None:

@@ -97,6 +97,11 @@ class ChoiceView(Protocol):
         ...
 
     @property
+    def num_image(self) -> int:
+        """Tokens of the prompt that stand for images."""
+        ...
+
+    @property
     def max_tokens(self) -> int:
         """Most tokens that it may have."""
         ...
@@ -210,6 +215,7 @@ class Tokens(NamedTuple):
     completion: int
     cached: int
     reasoning: int
+    image: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -250,6 +256,7 @@ class Reply:
             completion=sum(choice.num_completion for choice in self.choices),
             cached=sum(choice.num_cached for choice in firsts),
             reasoning=sum(choice.num_reasoning for choice in self.choices),
+            image=sum([choice.num_image for choice in firsts]),
         )
 
 

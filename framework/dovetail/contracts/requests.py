@@ -66,11 +66,15 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=Tr
 
 
 class Text(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """A text that goes on. `suffix` is what stands behind what the model writes, for models that fill in."""
+    """A text that goes on. `suffix` is what stands behind what the model writes, for models that fill in.
+
+    `images` are content parts as OpenAI's chat API has them, one for each placeholder in the text.
+    """
 
     text: str
     adds_special_tokens: bool = True
     suffix: str = ""
+    images: list[JsonObject] = []
 
 
 class Ids(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -81,6 +85,7 @@ class Ids(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=Tru
         text: Its text, where the reply begins with it.
         has_text: `text` is wanted, and to be made of `ids`.
         suffix: As of `Text`.
+        images: As of `Text`.
         tail: What the chat template wrote behind the conversation; None where there is none.
     """
 
@@ -88,6 +93,7 @@ class Ids(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=Tru
     text: str = ""
     has_text: bool = False
     suffix: str = ""
+    images: list[JsonObject] = []
     tail: str | None = None
 
 

@@ -120,12 +120,12 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
     """Which step that engine enforced."""
     pool: Pool | None = None
     """Set where nothing is generated: the one delta brings the prompt's hidden states, pooled."""
-    media: tuple[MediaSpan, ...] = ()
-    """Images of the prompt."""
     second: int = 0
     """Where the second of two texts begins in the prompt, for models that tell them apart; 0: there is one text."""
     again: bool = False
     """An engine that is gone had it, and came to these or to nothing yet."""
+    media: tuple[MediaSpan, ...] = ()
+    """Images of the prompt."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

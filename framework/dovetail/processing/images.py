@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,6 +27,11 @@ class PreparedImage(msgspec.Struct, frozen=True, kw_only=True):
     digest: bytes
     file: str
     arrays: tuple[ArrayRef, ...]
+
+
+Message = Mapping[str, Any]
+ImageLoader = Callable[[Sequence[tuple[Message, str]]], Sequence[PreparedImage]]
+"""Loads the images of content parts, each with its place in the request, in order."""
 
 
 class ExpandedPrompt(NamedTuple):

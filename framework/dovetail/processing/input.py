@@ -19,9 +19,11 @@ from msgspec.structs import replace
 from dovetail.contracts.requests import Chat, Ids, Names, Prompt, Request, Text
 from dovetail.grammar.spec.fields import RequestedGrammar, read_grammar
 from dovetail.messages import SamplerParams, Submit
+from dovetail.messages.media import MediaSpan
 from dovetail.processing.constraints import NONE, Constraints, chat_constraints, text_constraints
+from dovetail.processing.image_parts import cuts_images, shown, with_images, with_media
 from dovetail.processing.processor import Processor
-from dovetail.processing.prompts import chat_prompt, cut_to, last_words, without_oldest
+from dovetail.processing.prompts import ChatTokens, chat_prompt, cut_to, last_words, without_oldest
 from dovetail.processing.refusals import context_too_short, empty_prompt, fields_named, no_infill
 from dovetail.processing.sampling import (
     StopRules,
@@ -69,6 +71,7 @@ class PreparedRequest:
         owner: str = "",
         weight: float = 1.0,
         timeout_s: float | None = None,
+        media: tuple[MediaSpan, ...] = (),
     ) -> Submit:
         """Build the engine's request of one choice, with a seed of its own. All choices share the prompt's list."""
         return Submit(
@@ -82,6 +85,7 @@ class PreparedRequest:
             timeout_s=timeout_s,
             grammar=self.constraints.options,
             thinking=self.constraints.thinking,
+            media=media,
         )
 
     def output(self, processor: Processor, *, track_offsets: bool = False) -> OutputStream:
@@ -140,7 +144,7 @@ class Preparation:
         """
         with fields_named(self.request.names.renamed):
             [chat] = [prompt for prompt in self.request.prompts if isinstance(prompt, Chat)]
-            return len(self._chat_tokens(chat, chat.messages)[0])
+            return len(self._chat_tokens(chat, chat.messages).ids)
 
     def ready(self, prompt: Ids) -> PreparedRequest:
         """Decide how a rendered prompt's reply is made and read.
@@ -204,8 +208,12 @@ class Preparation:
             made = Ids(ids=ids, text=text, suffix=prompt.suffix)
         if not made.ids:
             raise empty_prompt(name)
+        if prompt.images:
+            made = shown(self._processor, made, prompt.images, name)
         cut = self._cut(made.ids)
         if len(cut) < len(made.ids):
+            if prompt.images:
+                raise cuts_images(name)
             made = replace(made, ids=cut, text=self._decoded(cut))
         self._max_tokens(len(made.ids))
         return made
@@ -213,9 +221,12 @@ class Preparation:
     def _chat_ids(self, chat: Chat, keeps: bool) -> Ids:
         if not chat.drops_turns:
             return self._attempt(chat, chat.messages, keeps)
-        return without_oldest(lambda messages: self._attempt(chat, messages, keeps), chat.messages)
+        messages = chat.messages
+        if self._processor.images is not None:  # once, and not with each attempt
+            messages = with_images(messages, self._processor.load_images)
+        return without_oldest(lambda some: self._attempt(chat, some, keeps), messages)
 
-    def _chat_tokens(self, chat: Chat, messages: list[dict[str, Any]], *, keeps: bool = False) -> tuple[list[int], str]:
+    def _chat_tokens(self, chat: Chat, messages: list[dict[str, Any]], *, keeps: bool = False) -> ChatTokens:
         name = self.request.names.prompt
         with nullcontext() if name == MESSAGES else fields_named({MESSAGES: name}):
             return chat_prompt(
@@ -227,12 +238,14 @@ class Preparation:
             )
 
     def _attempt(self, chat: Chat, messages: list[dict[str, Any]], keeps: bool) -> Ids:
-        whole, tail = self._chat_tokens(chat, messages, keeps=keeps)
+        whole, tail, media = self._chat_tokens(chat, messages, keeps=keeps)
         if not whole:
             raise empty_prompt(self.request.names.prompt)
         ids = self._cut(whole)
+        if media and len(ids) < len(whole):
+            raise cuts_images(self.request.names.prompt)
         self._max_tokens(len(ids))
-        return Ids(ids=ids, text=last_words(messages) if chat.echoes else "", tail=tail)
+        return with_media(Ids(ids=ids, text=last_words(messages) if chat.echoes else "", tail=tail), media)
 
     def _cut(self, ids: list[int]) -> list[int]:
         if self.request.cut is None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from dovetail.checkpoint.formats import AUTO, Formats
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.output import TemplateView
 from dovetail.contracts.processor import ImageProcessor
 from dovetail.contracts.reasoning import ReasoningParser
@@ -19,7 +20,7 @@ from dovetail.grammar.pipeline import StructuredOutputs
 from dovetail.messages import EngineInfo
 from dovetail.plugins import LoadedPlugins, PlannedPlugin, PluginPlan, load
 from dovetail.processing.embeddings import Embedder, TextRules
-from dovetail.processing.images import make_image_processor
+from dovetail.processing.images import ImageLoader, Message, PreparedImage, make_image_processor
 from dovetail.processing.logits import LogitsRequests
 from dovetail.processing.oddities import oddities, usable_defaults
 from dovetail.processing.refusals import prompt_far_too_long, prompt_too_big, token_without_row
@@ -113,6 +114,8 @@ class Processor:
             template.begin_thinking = thinking_behind(reasoning, tokenizer, template)
         self.tools = tools
         self.tools_name = tools_name
+        self.load_images: ImageLoader = _not_here
+        """Loads images; where this process does not, it says so."""
         self.grammar = StructuredOutputs({})
         self.embedder = Embedder()
         self.rules = TextRules()
@@ -242,6 +245,11 @@ class Processor:
                 compact=settings.compact_json,
             )
         return self
+
+    @property
+    def model_revision(self) -> str:
+        """What tells this model's weights from those of others at a server."""
+        return "" if self._setup is None else self._setup.model
 
     def keep_inline(self) -> None:
         """Render and tokenize here only what cannot take long, from now on; the rest raises `InlineCostError`.
@@ -375,6 +383,10 @@ class Processor:
         size = sum(text_size(message) for message in messages)
         if size > self.limits.max_prompt_bytes:
             raise prompt_too_big(size, self.limits.max_prompt_bytes, self.limits.context_len, "messages")
+
+
+def _not_here(parts: Sequence[tuple[Message, str]]) -> Sequence[PreparedImage]:
+    raise RequestError("images are read by a server only: send them to `dovetail serve`", param=parts[0][1])
 
 
 def text_size(message: Mapping[str, Any]) -> int:

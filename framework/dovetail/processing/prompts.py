@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from dovetail.contracts.errors import RequestError
+from dovetail.contracts.processor import ImageProcessor
 from dovetail.contracts.requests import Chat, Cut, Ids
+from dovetail.messages.media import MediaSpan
+from dovetail.processing.image_parts import PlainPlaceholders, expanded, images_of, with_images
 from dovetail.processing.processor import Processor
 from dovetail.processing.refusals import TOO_LONG
 from dovetail.processing.sampling import SamplingLimits, check_token_ids
@@ -16,6 +19,14 @@ TAIL_TOKENS = 64
 """Of a prompt that comes as tokens: enough to see whether thinking has begun."""
 
 
+class ChatTokens(NamedTuple):
+    """The prompt of a conversation: its tokens, what the template appended to the conversation, and its images."""
+
+    ids: list[int]
+    tail: str
+    media: tuple[MediaSpan, ...] = ()
+
+
 def chat_prompt(
     processor: Processor,
     chat: Chat,
@@ -23,8 +34,8 @@ def chat_prompt(
     tools: Tools = (),
     template_kwargs: Mapping[str, Any],
     keeps: bool = False,
-) -> tuple[list[int], str]:
-    """Render and tokenize a conversation.
+) -> ChatTokens:
+    """Render and tokenize a conversation; where the model sees, load its images.
 
     Args:
         processor: The model's.
@@ -33,13 +44,14 @@ def chat_prompt(
         template_kwargs: The template's variables.
         keeps: As of `Tokenizer.encode`.
 
-    Returns:
-        The prompt's tokens, and what the template appended to the conversation.
-
     Raises:
-        RequestError: A message means nothing, there is no template, or the text cannot fit the context.
+        RequestError: A message means nothing, there is no template, the text cannot fit the context, or an image
+            cannot be had.
+        InlineCostError: It has images, which are not loaded here.
     """
     processor.check_size(chat.messages)
+    if (images := processor.images) is not None:
+        return _seen(processor, images, chat, tools, template_kwargs, keeps)
     rendered = processor.template.render(
         chat.messages,
         tools=tools,
@@ -51,10 +63,43 @@ def chat_prompt(
     if chat.input_ids is None:
         special = chat.adds_special_tokens
         ids = processor.encode(rendered.text, "messages", add_special_tokens=special, keeps=keeps)
-        return ids, rendered.tail
-    check_token_ids(chat.input_ids, processor.limits.vocab_size, "input_ids")
-    tail = processor.tokenizer.decode(chat.input_ids[-TAIL_TOKENS:], skip_special_tokens=False)
-    return chat.input_ids, tail
+        return ChatTokens(ids, rendered.tail)
+    return ChatTokens(*_of_ids(processor, chat.input_ids))
+
+
+def _of_ids(processor: Processor, ids: list[int]) -> tuple[list[int], str]:
+    check_token_ids(ids, processor.limits.vocab_size, "input_ids")
+    return ids, processor.tokenizer.decode(ids[-TAIL_TOKENS:], skip_special_tokens=False)
+
+
+def _seen(
+    processor: Processor,
+    seeing: ImageProcessor,
+    chat: Chat,
+    tools: Tools,
+    template_kwargs: Mapping[str, Any],
+    keeps: bool,
+) -> ChatTokens:
+    """As `chat_prompt`, for a model that sees."""
+    messages = with_images(chat.messages, processor.load_images)
+    plain = PlainPlaceholders(processor, seeing.placeholder_id)
+    rendered = processor.template.render(
+        plain.marked(messages),
+        tools=tools,
+        documents=chat.documents,
+        add_generation_prompt=chat.add_generation_prompt,
+        continue_final_message=chat.continues,
+        template_kwargs=template_kwargs,
+    )
+    if chat.input_ids is None:
+        ids = plain.encode(rendered.text, add_special_tokens=chat.adds_special_tokens, keeps=keeps)
+        tail = plain.unmarked(rendered.tail)
+    else:
+        ids, tail = _of_ids(processor, chat.input_ids)
+    if not (images := images_of(messages)):
+        return ChatTokens(ids, tail)
+    made = expanded(ids, seeing, images, "messages")
+    return ChatTokens(made.ids, tail, made.media)
 
 
 def cut_to(ids: list[int], cut: Cut, limit: int | None, limits: SamplingLimits) -> list[int]:

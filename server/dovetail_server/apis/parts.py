@@ -27,7 +27,7 @@ def head_of(reply: Reply) -> dict[str, Any]:
 def usage_of(reply: Reply) -> Usage:
     """Return the tokens used, in OpenAI's words."""
     tokens = reply.tokens
-    return Usage.of(tokens.prompt, tokens.completion, tokens.cached, tokens.reasoning)
+    return Usage.of(tokens.prompt, tokens.completion, tokens.cached, tokens.reasoning, tokens.image)
 
 
 def report_fields(choice: ChoiceView) -> bytes:

@@ -20,6 +20,7 @@ GROUPS: dict[str, str] = {
     "API": "apis host port served_model_name model_aliases max_tokens_beyond unknown_fields unservable_tools root_path "
     "api_key admin_api_key keys_file resume_key allow_origins allowed_hosts closed_probes open_metrics ssl_certfile "
     "ssl_keyfile ssl_keyfile_password disable_playground",
+    "images": "limit_mm_per_prompt allowed_media_domains allowed_local_media_path",
     "limits and recovery": "max_queued_requests max_queued_tokens max_queued_bytes max_body_bytes max_prompt_bytes "
     "body_processes body_cpu_limit max_connections max_connections_per_address header_timeout body_timeout "
     "min_body_rate keep_alive_timeout websocket_idle_timeout stream_keep_alive stream_write_timeout drain_timeout "
@@ -47,13 +48,13 @@ METAVARS: dict[str, str] = {
     "max_batch_lines max_batch_requests max_stored_responses random_seed port",
     "STEPS": "decode_log_interval",
     "GPU[,GPU]": "devices",
-    "DIR": "download_dir profile_dir file_storage_path plugins_dir",
+    "DIR": "download_dir profile_dir file_storage_path plugins_dir allowed_local_media_path",
     "FILE": "config ssl_certfile ssl_keyfile keys_file plugins_locked plugin_file",
-    "JSON": "default_chat_template_kwargs preferred_sampling_params",
+    "JSON": "default_chat_template_kwargs preferred_sampling_params limit_mm_per_prompt",
     "URL": "database_url",
     "PATTERN": "model_aliases",
     "ORIGIN": "allow_origins",
-    "HOST": "host allowed_hosts",
+    "HOST": "host allowed_hosts allowed_media_domains",
     "PASSWORD": "ssl_keyfile_password",
     "KEY": "api_key admin_api_key resume_key",
     "PACKAGE": "plugin_deny plugin_allow",

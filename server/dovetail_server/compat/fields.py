@@ -72,7 +72,7 @@ FIELDS: dict[str, ForeignName] = {
     ),
     **_all(
         "max_dynamic_patch min_dynamic_patch image_max_dynamic_patch video_max_dynamic_patch use_audio_in_video "
-        "images_config video_config mm_processor_kwargs media_io_kwargs image_data video_data audio_data mm_hashes "
+        "images_config video_config mm_processor_kwargs media_io_kwargs video_data audio_data mm_hashes "
         "mm_content_hashes need_wait_for_mm_inputs return_mm_kwargs",
         NOT_A_TEXT,
     ),

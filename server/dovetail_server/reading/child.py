@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from types import FrameType
 
 import msgspec
@@ -36,6 +37,7 @@ from dovetail_server.apis.parsing.serve import installed
 from dovetail_server.apis.responses.references import ReferencedItems
 from dovetail_server.apis.watch import WATCH, Interruption
 from dovetail_server.errors import PLUGIN_FAILED
+from dovetail_server.media.rules import MediaAnswer, MediaFetched, MediaQuestion
 from dovetail_server.reading.tasks import add_routes
 from dovetail_server.reading.wire import (
     LARGE,
@@ -119,6 +121,12 @@ class PreloadedState:
         add_routes(apis_of(start.processor.setup.plan))
         WATCH.start_timing()
         self._served = start.served
+        self._media = start.media
+        self._text.template.no_images = start.no_images
+        if start.media is not None:
+            from dovetail_server.media.loader import preload  # once, for all copies
+
+            preload(start.media)
         self._num_threads = start.num_threads
         installed()
 
@@ -136,7 +144,8 @@ class PreloadedState:
             left -= 1
             outcome = self._done(channel, job, addresses)
             has_failed = outcome.refusal is not None or outcome.fault is not None
-            stays = left > 0 and not has_failed and resident_bytes() - base <= KEPT_BYTES
+            # Decoders of images are native code, and what a crafted one may do to a process ends with it.
+            stays = left > 0 and not (has_failed or outcome.files) and resident_bytes() - base <= KEPT_BYTES
             send(channel, msgspec.structs.replace(outcome, stays=stays))
             if not stays:
                 return
@@ -151,11 +160,24 @@ class PreloadedState:
         began, before = time.process_time(), most_own_bytes()
         body = [bytes(receive_bytes(channel, job.num_bytes))]
         send(channel, Begun(pid=os.getpid()))
+        soft = {kind: resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU)}
         has_memory, has_time = set_limits(job, addresses, self._num_threads)
+
+        def allow_images() -> None:
+            raise_limits(job, soft, has_time=has_time)
 
         def ask(question: Question) -> ReferencedItems:
             send(channel, question)
             return msgspec.msgpack.decode(receive(channel), type=ReferencedItems)
+
+        def ask_media(question: MediaQuestion | MediaFetched) -> MediaAnswer:
+            send(channel, question)
+            return msgspec.msgpack.decode(receive(channel), type=MediaAnswer)
+
+        if self._media is not None and self._text.images is not None:
+            from dovetail_server.media.loader import ImageLoader
+
+            self._text.load_images = ImageLoader(self._text.images, self._media, job.media, ask_media, allow_images)
 
         def give_up(why: str) -> None:
             send(channel, BodyResult(refusal=Refusal(message=why, param=None, code=PLUGIN_FAILED, status=500)))
@@ -192,6 +214,27 @@ def set_limits(job: BodyJob, addresses: int, num_threads: int) -> tuple[bool, bo
     signal.signal(signal.SIGPROF, _out_of_time)
     signal.setitimer(signal.ITIMER_PROF, job.cpu_s if has_time else max(MIN_S, most - time.process_time() - GRACE_S))
     return has_memory, has_time
+
+
+def raise_limits(job: BodyJob, soft: Mapping[int, int], *, has_time: bool) -> None:
+    """Let this process take what images need beside the rest of its job, and no more than an operator allowed it.
+
+    Args:
+        job: What it does.
+        soft: The limits before `set_limits`.
+        has_time: As that returned it.
+    """
+    from dovetail_server.media.loader import MEMORY_BYTES as IMAGE_BYTES
+
+    memory = resource.getrlimit(resource.RLIMIT_AS)[0] + IMAGE_BYTES
+    for kind, wanted in (
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_CPU, int(time.process_time() + job.media_cpu_s + GRACE_S) + 1),
+    ):
+        resource.setrlimit(kind, (soft[kind], resource.getrlimit(kind)[1]))
+        lower(kind, wanted)
+    if has_time:
+        signal.setitimer(signal.ITIMER_PROF, job.media_cpu_s)
 
 
 def _out_of_time(number: int, frame: FrameType | None) -> None:

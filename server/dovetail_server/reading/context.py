@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from dovetail.contracts.api import Api, Route
 from dovetail.engine.client import EngineClient
 from dovetail.supervisor import Supervisor
+from dovetail.text.inline import InlineCostError
 from dovetail.text.tokenizer.threads import num_threads
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.http.auth import CALLER
+from dovetail_server.media.folder import MediaFolder
+from dovetail_server.media.rules import MediaRules
+from dovetail_server.media_settings import MAX_IMAGES
 from dovetail_server.reading.pool import BodyPool
 from dovetail_server.reading.turns import RoundTime, Turns
 from dovetail_server.reading.wire import WorkerStart
@@ -21,6 +25,7 @@ from dovetail_server.serving.context import ServingContext
 from dovetail_server.settings import ServeSettings
 
 if TYPE_CHECKING:
+    from dovetail.processing.images import Message, PreparedImage
     from dovetail.processing.processor import Processor
     from dovetail_server.apis.responses.conversations import ConversationStore
     from dovetail_server.apis.responses.store import ResponseStore
@@ -50,6 +55,8 @@ class ReadingContext(ServingContext):
         self._preparing = Turns(MAX_PREPARING)
         self.round_time = RoundTime(ROUND_S)
         """Of the event loop, for requests that are read and prepared on it."""
+        self.media: MediaFolder | None = None
+        """Where images lie while requests need them; None where the model sees none."""
         self.unknown_fields = UnknownFields()
         """What `--unknown-fields warn` has left out of bodies."""
         self.routes: Mapping[str, Route] = {}
@@ -63,10 +70,17 @@ class ReadingContext(ServingContext):
         """Take requests from now on; the engine has started."""
         super().ready_with(text)
         processor = text.start_elsewhere()
+        media = None if processor is None else self._media_rules(text)
         self.bodies.ready_with(
             None
             if processor is None
-            else WorkerStart(processor=processor, served=self.served, num_threads=num_threads())
+            else WorkerStart(
+                processor=processor,
+                served=self.served,
+                num_threads=num_threads(),
+                media=media,
+                no_images=text.template.no_images,
+            )
         )
         if self.bodies.is_on:
             text.keep_inline()
@@ -75,6 +89,39 @@ class ReadingContext(ServingContext):
         """Run what takes a while for one request in a thread, when it is its caller's turn, and return its result."""
         async with self._preparing.turn(CALLER.get().owner, is_background=False):
             return await asyncio.to_thread(work, *args)
+
+    def _media_rules(self, text: Processor) -> MediaRules | None:
+        """Return what images may be, and have them loaded by other processes; None where there can be none."""
+        settings = self.settings
+        most = settings.limit_mm_per_prompt.get("image", MAX_IMAGES)
+        if text.images is None:
+            return None
+        if not most or not settings.body_processes:
+            flag = "--body-processes" if most else '--limit-mm-per-prompt {"image": 0}'
+            text.template.no_images = f"this server reads no images ({flag})"
+            text.images = None
+            return None
+        self.media = self.media or MediaFolder()
+        text.template.no_images = ""
+        text.load_images = _elsewhere
+        self.bodies.load_media(self.media, self.stored_file)
+        local = settings.allowed_local_media_path
+        return MediaRules(
+            folder=str(self.media.path),
+            revision=text.model_revision,
+            max_images=most,
+            domains=settings.allowed_media_domains,
+            local_path=None if local is None else str(local),
+        )
+
+    @abstractmethod
+    async def stored_file(self, owner: str, file_id: str) -> str:
+        """Return the path of an uploaded file that is the owner's.
+
+        Raises:
+            RequestError: It is not there, or somebody else's.
+            ServiceError: The database or the folder cannot be used.
+        """
 
     @abstractmethod
     async def stored_conversations(self) -> ConversationStore:
@@ -91,3 +138,7 @@ class ReadingContext(ServingContext):
         Raises:
             ServiceError: The database or the folder cannot be used.
         """
+
+
+def _elsewhere(parts: Sequence[tuple[Message, str]]) -> Sequence[PreparedImage]:
+    raise InlineCostError("images are decoded in a process of their own")

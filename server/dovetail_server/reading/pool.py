@@ -26,8 +26,20 @@ from dovetail.text.chat.budget import FULL
 from dovetail_server.apis.responses.references import ReferencedItems
 from dovetail_server.errors import PLUGIN_FAILED, ServiceError
 from dovetail_server.http.auth import CALLER
-from dovetail_server.reading.turns import Turns
-from dovetail_server.reading.wire import LARGE, PARTS, Begun, BodyJob, BodyResult, Question, WorkerStart, too_costly
+from dovetail_server.media.folder import MediaFolder
+from dovetail_server.media.rules import MediaAnswer, MediaFetched, MediaQuestion
+from dovetail_server.reading.turns import ReadingTurn, Turns
+from dovetail_server.reading.wire import (
+    IMAGES,
+    LARGE,
+    PARTS,
+    Begun,
+    BodyJob,
+    BodyResult,
+    Question,
+    WorkerStart,
+    too_costly,
+)
 from dovetail_server.schema.unknown import LEFT_OUT
 
 if TYPE_CHECKING:
@@ -41,8 +53,12 @@ SLOWER = 20
 SMALL_CPU_S = FULL.seconds
 """Processor time of a small body, which comes here for its template or tokenizer only."""
 DIED = "body_process_died"
-_decode = msgspec.msgpack.Decoder(Begun | Question | BodyResult).decode
+MAX_FETCHES, MAX_WAITING_FETCHES = 16, 64
+"""Requests whose images are fetched at a time, and that wait for it. Each has a process meanwhile, but no turn."""
+_decode = msgspec.msgpack.Decoder(Begun | Question | MediaQuestion | MediaFetched | BodyResult).decode
 Answering = Callable[[Question], Awaitable[ReferencedItems]]
+FindFile = Callable[[str, str], Awaitable[str]]
+"""Returns the path of an owner's uploaded file."""
 
 
 class BodyPool:
@@ -60,6 +76,9 @@ class BodyPool:
         self._max_processes = max_processes
         self._is_closed = False
         self._template: ForkTemplate | None = None
+        self._fetches = Turns(MAX_FETCHES)
+        self._media: MediaFolder | None = None
+        self._find_file: FindFile | None = None
         self.pids: set[int] = set()
         """Processes that read a body."""
 
@@ -85,6 +104,10 @@ class BodyPool:
             return None
         template.ready()
         return f"the process that reads requests could not be started: {failure}"
+
+    def load_media(self, folder: MediaFolder, find_file: FindFile) -> None:
+        """Have the processes load images from now on: into `folder`, some from uploaded files."""
+        self._media, self._find_file = folder, find_file
 
     def ready_with(self, start: WorkerStart | None) -> None:
         """Set what the processes load; None where only this process can have it."""
@@ -123,6 +146,7 @@ class BodyPool:
             PluginError: A package's code failed on it, or did not end.
             ServiceError: Its process died, or could not be started.
         """
+        media = self._media
         cpu_s = self._cpu_s if len(raw) > LARGE else min(self._cpu_s, SMALL_CPU_S)
         left_out = LEFT_OUT.get()
         job = BodyJob(
@@ -133,9 +157,21 @@ class BodyPool:
             context=context,
             leaves_out=left_out is not None,
             keeps=not CALLER.get().cache_root,
+            media="" if media is None else media.job(),
+            media_cpu_s=0.0 if media is None else self._cpu_s,  # a short body may name large images
         )
-        async with self._turns.turn(owner, is_background=is_background):
-            outcome = await self._attempt(job, raw, answer)
+        async with self._turns.turn(owner, is_background=is_background) as turn:
+            exchange = MediaExchange(self._fetches, turn, self._find_file)
+            try:
+                outcome = await self._attempt(job, raw, answer, exchange)
+            except BaseException:
+                if media is not None and exchange.has_images:
+                    media.forget(job.media)
+                raise
+            finally:
+                exchange.close()
+        if media is not None and exchange.has_images:
+            media.forget(job.media, keep=outcome.files)
         took = f"{outcome.cpu_s * 1000:.0f} ms and {outcome.grown_bytes} bytes of memory"
         logger.debug("A body of %d bytes (%s) took %s in a process of its own.", len(raw), job.task, took)
         if left_out is not None:
@@ -162,7 +198,7 @@ class BodyPool:
         for pid in list(self.pids):
             kill_process(pid)
 
-    async def _attempt(self, job: BodyJob, raw: bytes, answer: Answering | None) -> BodyResult:
+    async def _attempt(self, job: BodyJob, raw: bytes, answer: Answering | None, media: MediaExchange) -> BodyResult:
         if self._template is None:
             raise died("is not there")
         for _ in range(3):  # one that waited may be gone, then its template, which starts again
@@ -171,7 +207,7 @@ class BodyPool:
             try:
                 with ExitStack() as stack:
                     channel = stack.enter_context(waiting or server.fork())
-                    outcome = await WorkerExchange(channel, self.pids).run(job, raw, answer)
+                    outcome = await WorkerExchange(channel, self.pids, media).run(job, raw, answer)
                     if outcome.stays:
                         stack.pop_all()
                         server.put_back(channel, self._max_processes)
@@ -195,12 +231,68 @@ class BodyPool:
             raise died(f"could not be started: {error}") from None
 
 
+class MediaExchange:
+    """What one process is answered while it loads images."""
+
+    def __init__(self, fetches: Turns, turn: ReadingTurn, find_file: FindFile | None) -> None:
+        """Nothing was asked yet.
+
+        Args:
+            fetches: Whose images are fetched.
+            turn: The process's, paused while it computes nothing.
+            find_file: Finds uploaded files; None: there are none.
+        """
+        self._fetches = fetches
+        self._turn = turn
+        self._find_file = find_file
+        self._fetch: ReadingTurn | None = None
+        self.has_images = False
+        """It loads images."""
+
+    async def answer(self, message: MediaQuestion | MediaFetched) -> MediaAnswer:
+        """Return the answer when the process may go on.
+
+        Raises:
+            RequestError: It names a file that is not there, or somebody else's.
+            ServiceError: Too much is fetched already.
+        """
+        self.has_images = True
+        if isinstance(message, MediaFetched):
+            self.close()
+            await self._turn.resume()
+            return MediaAnswer([])
+        paths = [await self._path(file_id, param) for file_id, param in message.files]
+        if message.fetches:
+            if self._fetches.num_waiting >= MAX_WAITING_FETCHES:
+                text = f"{MAX_WAITING_FETCHES} requests wait for their images to be fetched; try again later"
+                raise ServiceError(text, code="queue_full", status=429, retry_after_s=1)
+            self._turn.pause()
+            self._fetch = self._turn.beside(self._fetches)
+            await self._fetch.resume()
+        return MediaAnswer(paths)
+
+    async def _path(self, file_id: str, param: str) -> str:
+        if self._find_file is None:
+            raise RuntimeError("files were not opened for images")
+        try:
+            return await self._find_file(self._turn.owner, file_id)
+        except RequestError as error:
+            text = f"{param}: {error.message}"
+            raise RequestError(text, param=param, code="image_file_not_found", status=error.status) from None
+
+    def close(self) -> None:
+        """Let others fetch."""
+        if self._fetch is not None:
+            self._fetch.pause()
+
+
 class WorkerExchange:
     """What is said with one process."""
 
-    def __init__(self, channel: socket.socket, pids: set[int]) -> None:
-        """Begin; `pids` gets the process's id while it works."""
+    def __init__(self, channel: socket.socket, pids: set[int], media: MediaExchange) -> None:
+        """Begin; `pids` gets the process's id while it works, `media` what it asks of images."""
         channel.setblocking(False)
+        self._media = media
         self._channel = channel
         self._pids = pids
         self._pid = 0
@@ -216,26 +308,33 @@ class WorkerExchange:
         """
         began, is_over = time.monotonic(), False
         try:
-            async with asyncio.timeout(SLOWER * job.cpu_s):
+            async with asyncio.timeout(SLOWER * max(job.cpu_s, job.media_cpu_s)):
                 await self._send(job, raw)
                 outcome = await self._follow(answer)
             is_over = True
             return outcome
         except TimeoutError:
-            return BodyResult(refusal=too_costly("time", job.num_bytes))
+            return BodyResult(refusal=too_costly("time", job.num_bytes, self._part))
         except GoneError:
             if not self._pid:
                 raise
             is_over = True
             if time.monotonic() - began >= job.cpu_s:  # the system's limit ended it, in native code
-                return BodyResult(refusal=too_costly("time", job.num_bytes))
+                return BodyResult(refusal=too_costly("time", job.num_bytes, self._part))
             logger.error("Process %d exited while it read a body of %d bytes (%s).", self._pid, len(raw), job.task)
             ran = "" if job.num_bytes > LARGE else f" while it ran the model's {' or '.join(PARTS)}"
+            if self._part is not None:  # a decoder that fails on damaged data so is no fault of the server's
+                text = "the process that decoded the images of this request died; send images that are whole"
+                raise RequestError(text, code="image_parse_error") from None
             raise died(f"died{ran}") from None
         finally:
             if self._pid and not is_over:
                 kill_process(self._pid)
             self._pids.discard(self._pid)
+
+    @property
+    def _part(self) -> str | None:
+        return IMAGES if self._media.has_images else None
 
     async def _follow(self, answer: Answering | None) -> BodyResult:
         while True:
@@ -245,6 +344,8 @@ class WorkerExchange:
             if isinstance(message, Begun):
                 self._pid = message.pid
                 self._pids.add(message.pid)
+            elif isinstance(message, MediaQuestion | MediaFetched):
+                await self._send(await self._media.answer(message))
             else:
                 if answer is None:
                     raise RuntimeError("a task asked for what it refers to, and refers to nothing")

@@ -58,22 +58,23 @@ class Turns:
         return sum(map(len, self._lines.values()))
 
     @asynccontextmanager
-    async def turn(self, owner: str, *, is_background: bool) -> AsyncIterator[None]:
-        """Wait for a turn, and have it for the length of the block."""
+    async def turn(self, owner: str, *, is_background: bool) -> AsyncIterator[ReadingTurn]:
+        """Wait for a turn, and have it for the length of the block, but for where it is paused."""
+        turn = ReadingTurn(self, owner, is_background)
+        await turn.resume()
+        try:
+            yield turn
+        finally:
+            turn.pause()
+
+    def join(self, owner: str, is_background: bool) -> Place:
+        """Wait behind the owner's others, or go at once."""
         place = self._lines[is_background].join(owner)
         self._call()
-        try:
-            await place
-        except asyncio.CancelledError:
-            if place.done() and not place.cancelled():
-                self._leave(is_background)
-            raise
-        try:
-            yield
-        finally:
-            self._leave(is_background)
+        return place
 
-    def _leave(self, is_background: bool) -> None:
+    def leave(self, is_background: bool) -> None:
+        """Let the next one go."""
         self._going[is_background] -= 1
         self._call()
 
@@ -108,3 +109,35 @@ class RoundTime:
 
     def _next_round(self) -> None:
         self._until = 0.0
+
+
+class ReadingTurn:
+    """One turn, which may be paused while nothing is done."""
+
+    def __init__(self, turns: Turns, owner: str, is_background: bool) -> None:
+        """Have none yet."""
+        self.owner = owner
+        self._turns = turns
+        self._is_background = is_background
+        self._is_mine = False
+
+    async def resume(self) -> None:
+        """Wait for the turn."""
+        place = self._turns.join(self.owner, self._is_background)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():
+                self._turns.leave(self._is_background)
+            raise
+        self._is_mine = True
+
+    def pause(self) -> None:
+        """Let others go, if it is one's turn."""
+        if self._is_mine:
+            self._is_mine = False
+            self._turns.leave(self._is_background)
+
+    def beside(self, turns: Turns) -> ReadingTurn:
+        """Return the same one's turn of something else, which has yet to be waited for."""
+        return ReadingTurn(turns, self.owner, self._is_background)

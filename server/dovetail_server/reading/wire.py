@@ -11,10 +11,15 @@ from msgspec.structs import replace
 from dovetail.contracts import requests
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Ids, Request
+from dovetail.messages.media import MediaSpan
+from dovetail.processing.image_parts import kept, media_of, with_media
 from dovetail.processing.processor import ProcessorStart
+from dovetail.text.chat.messages import NO_IMAGES
 from dovetail.text.chat.template import FAILED as TEMPLATE_FAILED
 from dovetail.text.tokenizer.cuts import shared
 from dovetail.text.tokenizer.tokenizer import FAILED as TOKENIZER_FAILED
+from dovetail_server.media.folder import MediaFiles
+from dovetail_server.media.rules import MediaRules
 from dovetail_server.serving.prompts import Prompt, Prompts
 from dovetail_server.serving.served import Served
 
@@ -33,11 +38,15 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
         processor: What a prompt depends on beside its request.
         served: The model's names.
         num_threads: A copy tokenizes with so many.
+        media: What images may be; None where there can be none, …
+        no_images: … and why.
     """
 
     processor: ProcessorStart
     served: Served
     num_threads: int = 1
+    media: MediaRules | None = None
+    no_images: str = NO_IMAGES
 
 
 class BodyJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +60,8 @@ class BodyJob(msgspec.Struct, frozen=True, kw_only=True):
         context: What the task needs beside the body, such as the identifier of a response.
         leaves_out: Unknown fields are left out, as `--unknown-fields warn` says.
         keeps: As of `Tokenizer.encode`, but for requests with a salt.
+        media: What files of images begin with, …
+        media_cpu_s: … and processor time that it may take if it loads any.
     """
 
     task: str
@@ -60,6 +71,8 @@ class BodyJob(msgspec.Struct, frozen=True, kw_only=True):
     context: str = ""
     leaves_out: bool = False
     keeps: bool = False
+    media: str = ""
+    media_cpu_s: float = 0.0
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +86,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 PARTS = {"chat template": TEMPLATE_FAILED, "tokenizer": TOKENIZER_FAILED}
 """What of a model's files a process runs, with the code of errors that are its fault."""
+IMAGES = "images"
+"""In place of one of them: the request's images."""
 
 
 def too_costly(what: str, num_bytes: int, part: str | None = None) -> Refusal:
@@ -81,8 +96,11 @@ def too_costly(what: str, num_bytes: int, part: str | None = None) -> Refusal:
     Args:
         what: Time or memory.
         num_bytes: The body's size. A small one is not at fault, but the model's files.
-        part: What took it, of `PARTS`, if that is known.
+        part: What took it, of `PARTS` or `IMAGES`, if that is known.
     """
+    if part == IMAGES:
+        text = f"the images of this request take too much {what} to decode; send fewer or smaller ones"
+        return Refusal(message=text, param=None, code="image_too_large", status=400)
     if num_bytes > LARGE:
         text = f"reading this request takes too much {what}; make it smaller"
         return Refusal(message=text, param=None, code="body_too_costly", status=400)
@@ -93,7 +111,7 @@ def too_costly(what: str, num_bytes: int, part: str | None = None) -> Refusal:
 
 def is_short(refusal: Refusal | None, num_bytes: int) -> bool:
     """Whether a body of so many bytes was refused for want of memory."""
-    return refusal in [too_costly("memory", num_bytes, part) for part in (None, *PARTS)]
+    return refusal in [too_costly("memory", num_bytes, part) for part in (None, IMAGES, *PARTS)]
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -120,18 +138,24 @@ class PackedRequest(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         at: Which of the different requests it is, but for …
         rid: … its identifier, and …
-        prompts: … its prompts: ids, and of `Ids` text, suffix and tail.
+        prompts: … its prompts: ids, of `Ids` text, suffix and tail, and images.
     """
 
     at: int
     rid: str | None
-    prompts: list[tuple[memoryview, str, str, str | None]]
+    prompts: list[tuple[memoryview, str, str, str | None, tuple[MediaSpan, ...]]]
 
     @classmethod
     def of(cls, at: int, request: Request) -> PackedRequest:
         """Pack a request, all of whose prompts are token ids."""
         prompts = [
-            (memoryview(array.array(ID, prompt.ids)).cast("B"), prompt.text, prompt.suffix, prompt.tail)
+            (
+                memoryview(array.array(ID, prompt.ids)).cast("B"),
+                prompt.text,
+                prompt.suffix,
+                prompt.tail,
+                media_of(prompt),
+            )
             for prompt in request.prompts
             if isinstance(prompt, Ids)
         ]
@@ -139,10 +163,12 @@ class PackedRequest(msgspec.Struct, frozen=True, array_like=True):
 
     def unpacked(self, bare: Request) -> Request:
         """Put it together again."""
-        prompts: list[requests.Prompt] = [
-            Ids(ids=shared(unpacked(ids)), text=text, suffix=suffix, tail=tail)
-            for ids, text, suffix, tail in self.prompts
-        ]
+        prompts: list[requests.Prompt] = []
+        for ids, text, suffix, tail, media in self.prompts:
+            made = Ids(ids=shared(unpacked(ids)), text=text, suffix=suffix, tail=tail)
+            if media:
+                made = kept(with_media(made, media), MediaFiles(span.file for span in media))
+            prompts.append(made)
         return replace(bare, rid=self.rid, prompts=prompts)
 
 
@@ -208,6 +234,11 @@ class BodyResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             text = f"the fields beside the prompt have {len(beside)} bytes; at most {MAX_BESIDE} are allowed"
             raise RequestError(text, code="body_too_large", status=413)
         return cls(requests=beside, packed=packed, light=light, items=items, plan=plan)
+
+    @property
+    def files(self) -> set[str]:
+        """Those of the prompts' images."""
+        return {span.file for one in self.packed for *_, media in one.prompts for span in media}
 
     def read_requests(self) -> list[Request]:
         """Unpack them; takes a while for many."""

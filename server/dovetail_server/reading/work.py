@@ -20,12 +20,14 @@ from dovetail_server.apis.responses.request import ReadItems
 from dovetail_server.errors import PLUGIN_FAILED
 from dovetail_server.reading.parse import check_name, decoded, requests_of, validated
 from dovetail_server.reading.tasks import TASKS, BodyContext, RawTask
-from dovetail_server.reading.wire import BodyJob, BodyResult, Question, Refusal, too_costly
+from dovetail_server.reading.wire import IMAGES, BodyJob, BodyResult, Question, Refusal, too_costly
 from dovetail_server.schema.batches import decode_line
 from dovetail_server.serving.served import Served
 
 ReferenceLookup = Callable[[Question], ReferencedItems]
 TOKENIZER = Tokenizer.__module__
+LOADER = "dovetail_server.media.loader"
+"""Loaded only where the model sees."""
 
 
 def read_line(raw: bytes) -> bytes:
@@ -71,10 +73,12 @@ def _rendered(text: Processor, request: Request, job: BodyJob) -> Request:
 
 
 def part_of(error: BaseException) -> str | None:
-    """Return which of a model's files was at work when an error came, of `PARTS`; None if none was."""
+    """Return what was at work when an error came: a model's file, of `PARTS`, or `IMAGES`; None if neither was."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_filename == "<template>":
             return "chat template"
+        if frame.f_globals.get("__name__") == LOADER:
+            return IMAGES
         if frame.f_globals.get("__name__") == TOKENIZER:
             return "tokenizer"
     return None

@@ -20,7 +20,7 @@ from dovetail_server.apis.responses.conversation_schema import (
     ConversationUpdate,
     missing,
 )
-from dovetail_server.apis.responses.items import Item, decode_item, input_items, new_response_id
+from dovetail_server.apis.responses.items import Item, decode_item, images_in, input_items, new_response_id
 from dovetail_server.apis.responses.objects import ItemList
 from dovetail_server.openapi import json_route
 from dovetail_server.reading.request import json_body
@@ -56,13 +56,20 @@ def shown(row: RowMapping) -> Response:
     return json_reply(ConversationObject(id=row["id"], created_at=int(row["created_at"]), metadata=metadata))
 
 
-def read_items(given: list[dict[str, Any]] | None) -> list[Item]:
+def read_items(given: list[dict[str, Any]] | None, no_images: str) -> list[Item]:
     """Return a client's items as they are kept.
+
+    Args:
+        given: The items.
+        no_images: Why there can be no images; empty where there can.
 
     Raises:
         RequestError: One cannot be read, or stands for another.
     """
     found = list(input_items(given or [], new_response_id(), "items"))
+    if no_images and (image := next(images_in(found), None)) is not None:
+        text = f"{image.param}: an image cannot be read here: {no_images}; send text"
+        raise RequestError(text, param=image.param, code="unsupported")
     for at, item in enumerate(found):
         if item["type"] == "item_reference":
             why = "send the item itself"
@@ -86,7 +93,7 @@ async def create_conversation(
     if state.settings.max_stored_responses == 0:
         text = "this server stores no conversations (--max-stored-responses 0); send the items with each response"
         raise RequestError(text, code="unsupported_route")
-    first = read_items(body.items)
+    first = read_items(body.items, state.text.template.no_images)
     store = (await state.storage.get()).conversations
     return shown(await store.create(owner_of(request), body.metadata or {}, first))
 
@@ -145,7 +152,7 @@ async def add_conversation_items(
     include: Include = None,
 ) -> Response:
     """Add items, and return them."""
-    new = read_items(body.items)
+    new = read_items(body.items, state.text.template.no_images)
     store = await store_of(state, conversation_id)
     return listed(await store.add(owner_of(request), conversation_id, new), has_more=False)
 

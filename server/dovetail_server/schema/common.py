@@ -290,9 +290,10 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
-    """Part of `usage`."""
+    """Part of `usage`; `image_tokens` where a prompt has images."""
 
     cached_tokens: int = 0
+    image_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
@@ -312,13 +313,13 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_tokens: int
 
     @classmethod
-    def of(cls, prompt: int, completion: int, cached: int, reasoning: int) -> Usage:
-        """Build it from four counts."""
+    def of(cls, prompt: int, completion: int, cached: int, reasoning: int, image: int = 0) -> Usage:
+        """Build it from its counts."""
         return cls(
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
-            prompt_tokens_details=PromptTokensDetails(cached),
+            prompt_tokens_details=PromptTokensDetails(cached, image or msgspec.UNSET),
             completion_tokens_details=CompletionTokensDetails(reasoning),
             reasoning_tokens=reasoning,
         )

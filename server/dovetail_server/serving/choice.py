@@ -16,6 +16,7 @@ from dovetail.grammar.spec.diagnostics import explained
 from dovetail.grammar.spec.route import GrammarReport, GrammarRoute
 from dovetail.messages import SamplerParams, Submit, Times, TokenDelta, TokenLogprob
 from dovetail.processing.constraints import outcome_of
+from dovetail.processing.image_parts import ImageIds
 from dovetail.sdk.formats.output import ToolCall
 from dovetail.text.parsing.stream import OutputStream
 
@@ -126,6 +127,16 @@ class Choice:
     def rid(self) -> str:
         """Its identifier."""
         return self.submit.rid
+
+    @property
+    def num_image(self) -> int:
+        """Tokens of the prompt that stand for images."""
+        return sum(span.num for span in self.submit.media) if self.submit.media else 0
+
+    def release_media(self) -> None:
+        """Let the files of its images go: no engine needs them any more."""
+        if isinstance(self.prompt, ImageIds) and self.prompt.keeper is not None:
+            self.prompt.keeper.close()
 
     @property
     def first_at(self) -> float:

@@ -113,6 +113,9 @@ class Generation:
             if timer is not None:
                 timer.cancel()
             self.state.release(admitted)
+            for choice in self.choices:
+                if choice.submit.media:
+                    choice.release_media()
             self._report_end()
 
     def _limit_time(self, admitted: Sequence[Live]) -> asyncio.TimerHandle | None:

@@ -12,6 +12,7 @@ from dovetail.contracts.api import Route
 from dovetail.contracts.replies import Reply, Writer
 from dovetail.contracts.requests import Request
 from dovetail.identity import time_ns
+from dovetail.processing.image_parts import ImageIds
 from dovetail.processing.input import Preparation
 from dovetail.processing.refusals import unsupported, wrong
 from dovetail_server.serving.choice import Choice
@@ -169,12 +170,13 @@ def add_choices(
     first, first_prompt = len(choices), choices[-1].prompt_index + 1 if choices else 0
     for p, prompt in enumerate(preparation.prompts):
         prepared = preparation.ready(prompt)
+        media = prompt.media if isinstance(prompt, ImageIds) else ()
         for k in range(per_prompt):
             at = len(choices)
             choices.append(
                 Choice(
                     index=at,
-                    submit=prepared.submit(names[at - first], prompt.ids, k, **service),
+                    submit=prepared.submit(names[at - first], prompt.ids, k, media=media, **service),
                     output=prepared.output(text, track_offsets=request.tracks_offsets),
                     request=request,
                     prompt=prompt,

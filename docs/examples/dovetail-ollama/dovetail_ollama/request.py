@@ -20,12 +20,14 @@ Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Count = Annotated[int, Meta(ge=-2, le=1 << 30)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Id = Annotated[str, Meta(max_length=256)]
+Images = Annotated[list[str], Meta(max_length=1024)]
+"""Each base64, without what a `data:` URL has before it."""
 Refused = Any
 """A field of Ollama's that this server does not serve: any value but null is refused."""
 
 BY_OPERATOR = "how the model is loaded is the operator's to say, when the server starts; leave it out"
 NO_SHIFT = "nothing is shifted out of a full context here, a reply ends there; leave it out"
-NO_IMAGES = "this server reads and generates text only; leave it out"
+NO_PICTURES = "this server generates text only; leave it out"
 NO_METHOD = "this sampling method is not implemented; leave it out"
 WHY_NOT_OPTION = {
     **dict.fromkeys(("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "use_mmap", "use_mlock"), BY_OPERATOR),
@@ -36,7 +38,7 @@ WHY_NOT_OPTION = {
 OFF = {"tfs_z": 1, "typical_p": 1, "mirostat": 0}
 """Values that switch a method off, as it is."""
 WHY_NOT = {
-    **dict.fromkeys(("images", "width", "height", "steps"), NO_IMAGES),
+    **dict.fromkeys(("width", "height", "steps"), NO_PICTURES),
     "template": "a template in a request is not run; the operator may start with --chat-template FILE",
     "context": "Ollama itself has deprecated it; send the conversation to /api/chat",
 }
@@ -113,7 +115,7 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    images: Refused = None
+    images: Images | None = None
     tool_calls: Annotated[list[Called], Meta(max_length=1024)] | None = None
     tool_name: Id | None = None
     tool_call_id: Id | None = None
@@ -150,7 +152,7 @@ class GenerateBody(Body, kw_only=True):
     raw: bool | None = None
     template: Refused = None
     context: Refused = None
-    images: Refused = None
+    images: Images | None = None
     width: Refused = None
     height: Refused = None
     steps: Refused = None
@@ -197,16 +199,19 @@ def read_generate(body: Any) -> Request:
         raise unsupported("truncate", "a prompt that is too long is refused here, not cut; leave it out or send false")
     if given.suffix and given.system:
         raise wrong("suffix fills in a text, which no system message belongs to; leave one of them out", "suffix")
-    if not given.prompt and not given.suffix:
+    if not given.prompt and not given.suffix and not given.images:
         return loading(given)
     names = msgspec.structs.replace(NAMES, prompt="prompt")
     text = given.prompt or ""
     if not given.raw and not given.suffix:
         system = [{"role": "system", "content": given.system}] if given.system else []
-        chat = Chat(messages=[*system, {"role": "user", "content": text}])
+        content = with_images(text, given.images, "images")
+        chat = Chat(messages=[*system, {"role": "user", "content": content}])
         return Request(prompts=[chat], names=names, **wishes(given), **thinking(given.think))
     if given.raw and given.system:
         raise wrong("raw is a prompt without a template, which has no place for system; leave one out", "system")
+    if given.images:
+        raise wrong("images need the model's chat template, which raw and suffix leave out", "images")
     if given.think:
         raise wrong("think needs the model's chat template, which raw and suffix leave out", "think")
     return Request(prompts=[Text(text=text, suffix=given.suffix or "")], names=names, **wishes(given))
@@ -365,8 +370,6 @@ def chat_messages(messages: Sequence[Message]) -> list[JsonObject]:
     waiting: list[tuple[str, str]] = []
     for at, message in enumerate(messages):
         place = f"messages[{at}]"
-        if message.images:
-            raise unsupported(f"{place}.images", NO_IMAGES)
         of_role: JsonObject = {}
         if message.role == "assistant":
             waiting = [
@@ -390,8 +393,20 @@ def chat_messages(messages: Sequence[Message]) -> list[JsonObject]:
             of_role |= result_of(message, waiting)
         elif message.tool_name or message.tool_call_id:
             raise wrong(f"{place}: tool_name and tool_call_id belong to role 'tool'", place)
-        made.append({"role": message.role, "content": message.content or "", **of_role})
+        content = with_images(message.content or "", message.images, f"{place}.images")
+        made.append({"role": message.role, "content": content, **of_role})
     return made
+
+
+def with_images(text: str, images: Sequence[str] | None, place: str) -> str | list[JsonObject]:
+    """Return a message's content with its images before the text, as content parts of OpenAI's chat API."""
+    if not images:
+        return text
+    made: list[JsonObject] = [
+        {"type": "image_url", "image_url": f"data:;base64,{image}", "param": f"{place}[{at}]"}
+        for at, image in enumerate(images)
+    ]
+    return [*made, {"type": "text", "text": text}] if text else made
 
 
 def result_of(message: Message, waiting: list[tuple[str, str]]) -> JsonObject:

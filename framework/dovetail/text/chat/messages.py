@@ -12,6 +12,7 @@ prints a whole call would print those, too, so the prompt of such a message is t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeGuard
 
@@ -28,6 +29,26 @@ _THOUGHTS = {"thinking": "thinking", "reasoning": "reasoning", "redacted_thinkin
 _OF_LIBRARIES = ("parsed",)
 """What libraries keep in a message beside what was said."""
 _NO_TEXT = ("images", "audio", "videos")
+IMAGE_PARTS = ("image_url", "input_image", "image")
+"""Content parts of images: OpenAI's two APIs', and transformers'."""
+_VIDEO_PARTS = ("video", "video_url", "input_video")
+_AUDIO_PARTS = ("audio", "audio_url", "input_audio")
+NO_IMAGES = "this model is served for text only"
+_PLACE = re.compile(r"[A-Za-z0-9_.\[\]]{1,256}")
+
+
+class ImagePart(dict[str, Any]):
+    """A content part whose image has been loaded; no client can send one. `image` is what was loaded."""
+
+    def __init__(self, image: object) -> None:
+        """Keep what stands for the image."""
+        super().__init__(type="image", image=image)
+
+
+def place_of(part: Mapping[str, Any], param: str) -> str:
+    """Return a part's place in the request: `param`, unless an API's reader has moved the part and says so in it."""
+    found = part.get("param")
+    return found if isinstance(found, str) and _PLACE.fullmatch(found) else param
 
 
 def template_messages(
@@ -35,6 +56,7 @@ def template_messages(
     content_format: ContentFormat,
     arguments_format: ArgumentsFormat = "object",
     beside_calls: str | None = "",
+    no_images: str = NO_IMAGES,
 ) -> list[dict[str, Any]]:
     """Convert a conversation. The input is not changed.
 
@@ -43,12 +65,14 @@ def template_messages(
         content_format: See `ChatTemplate`.
         arguments_format: See `ChatTemplate`.
         beside_calls: The content of a reply that is calls alone.
+        no_images: Why there can be no images.
 
     Raises:
-        RequestError: A content part is not text, or text is not Unicode; `param` names the place.
+        RequestError: A part is neither text nor a loaded image, or text is not Unicode; `param` names the place.
     """
     made = [
-        _message(message, content_format, arguments_format, f"messages[{at}]") for at, message in enumerate(messages)
+        _message(message, content_format, arguments_format, f"messages[{at}]", no_images)
+        for at, message in enumerate(messages)
     ]
     if beside_calls is None:
         return [{**each, "content": each["content"] or None} if each.get("tool_calls") else each for each in made]
@@ -56,7 +80,11 @@ def template_messages(
 
 
 def _message(
-    message: Mapping[str, Any], content_format: ContentFormat, arguments_format: ArgumentsFormat, param: str
+    message: Mapping[str, Any],
+    content_format: ContentFormat,
+    arguments_format: ArgumentsFormat,
+    param: str,
+    no_images: str,
 ) -> dict[str, Any]:
     if content_format != "parts" and _is_plain(message):
         text = message["content"]
@@ -67,11 +95,10 @@ def _message(
     result = {key: value for key, value in message.items() if value is not None and key not in _OF_LIBRARIES}
     for name in _NO_TEXT:
         if result.get(name):
-            raise RequestError(
-                f"{name} of a message are not read: this server reads text only", param=f"{param}.{name}"
-            )
+            why = no_images or "send images as parts of the content"
+            raise RequestError(f"{name} of a message are not read: {why}", param=f"{param}.{name}")
     content, thoughts = _said(message, f"{param}.content")
-    result["content"] = _content(content, content_format, f"{param}.content")
+    result["content"] = _content(content, content_format, f"{param}.content", no_images)
     reasoning = message.get("reasoning_content") or message.get("reasoning") or thoughts
     if isinstance(reasoning, str):
         check_text(reasoning, param=f"{param}.reasoning_content")
@@ -129,7 +156,7 @@ def _thought(part: Mapping[str, Any], param: str) -> str:
     return "".join(_part_text(one, f"{param}.{field}[{at}]") for at, one in enumerate(inner))
 
 
-def _content(content: Any, content_format: ContentFormat, param: str) -> str | list[dict[str, Any]]:
+def _content(content: Any, content_format: ContentFormat, param: str, no_images: str) -> str | list[dict[str, Any]]:
     if content is None:
         return ""
     if isinstance(content, str):
@@ -138,13 +165,25 @@ def _content(content: Any, content_format: ContentFormat, param: str) -> str | l
     if not isinstance(content, (list, tuple)):
         text = f"content must be text or a list of parts, not {type(content).__name__}"
         raise RequestError(text, param=param, code="invalid_type")
-    texts = [_part_text(part, f"{param}[{at}]") for at, part in enumerate(content)]
+    if any(type(part) is ImagePart for part in content):
+        return _with_images(content, content_format, param)
+    texts = [_part_text(part, f"{param}[{at}]", no_images) for at, part in enumerate(content)]
     if content_format == "string":
         return "\n".join(texts)
     return [{"type": "text", "text": text} for text in texts]
 
 
-def _part_text(part: Any, param: str) -> str:
+def _with_images(content: Sequence[Any], content_format: ContentFormat, param: str) -> list[dict[str, Any]]:
+    if content_format == "string":
+        text = "this model's chat template shows text only; serve with a template that shows images (--chat-template)"
+        raise RequestError(text, param=param, code="unsupported")
+    return [
+        {"type": "image"} if type(part) is ImagePart else {"type": "text", "text": _part_text(part, f"{param}[{at}]")}
+        for at, part in enumerate(content)
+    ]
+
+
+def _part_text(part: Any, param: str, no_images: str = NO_IMAGES) -> str:
     if isinstance(part, str):
         text: Any = part
     elif not isinstance(part, Mapping):
@@ -152,12 +191,26 @@ def _part_text(part: Any, param: str) -> str:
     else:
         kind = part.get("type", "text")
         if kind not in _TEXT_PARTS:
-            raise RequestError(f"content part {kind!r} is not supported; possible: text", param=f"{param}.type")
+            raise _unsupported(kind, f"{place_of(part, param)}.type", no_images)
         text = part.get(_TEXT_PARTS[kind])
     if not isinstance(text, str):
         raise RequestError("a text part needs a string in `text`", param=f"{param}.text")
     check_text(text, param=param)
     return text
+
+
+def _unsupported(kind: Any, param: str, no_images: str) -> RequestError:
+    """Return the refusal of a content part that is no text."""
+    possible = "text" if no_images else "text, images"
+    if kind in IMAGE_PARTS:
+        place = param.removesuffix(".type")
+        text = f"{place}: an image cannot be read here: {no_images or 'only parts of messages are images'}; send text"
+    elif kind in _VIDEO_PARTS or kind in _AUDIO_PARTS:
+        what = "video" if kind in _VIDEO_PARTS else "audio"
+        text = f"content part {kind!r} is not supported: this server reads no {what}; possible: {possible}"
+    else:
+        text = f"content part {kind!r} is not supported; possible: {possible}"
+    return RequestError(text, param=param, code="unsupported")
 
 
 def _tool_call(call: Any, arguments_format: ArgumentsFormat, param: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dovetail.sdk.formats.matcher import common_len
 from dovetail.sdk.formats.samples import tools_of
 from dovetail.text.chat.budget import FULL, INLINE, PROBE, RenderLimits, TemplateLimitError
 from dovetail.text.chat.deterministic import begin_render, frozen_render
-from dovetail.text.chat.messages import ArgumentsFormat, ContentFormat, template_messages
+from dovetail.text.chat.messages import NO_IMAGES, ArgumentsFormat, ContentFormat, template_messages
 from dovetail.text.chat.rendered import RenderedChat, message_of, written
 from dovetail.text.chat.sandbox import ChatEnvironment
 from dovetail.text.chat.templates import read_template
@@ -102,6 +102,8 @@ class ChatTemplate:
         self.content_format: ContentFormat = self._detect_content_format() if self._default else "string"
         self.arguments_format: ArgumentsFormat = "object"
         self.beside_calls: str | None = ""
+        self.no_images = NO_IMAGES
+        """Why no image can be shown; empty where the model sees."""
         if self._default:
             self._detect_calls()
         self.limits = limits
@@ -179,7 +181,9 @@ class ChatTemplate:
         context = {
             **self._special_tokens,
             **(template_kwargs or {}),
-            "messages": template_messages(messages, self.content_format, self.arguments_format, self.beside_calls),
+            "messages": template_messages(
+                messages, self.content_format, self.arguments_format, self.beside_calls, self.no_images
+            ),
             "tools": [*tools] if tools else None,
             "documents": [*documents] if documents else None,
         }

@@ -36,12 +36,15 @@ Sent = Annotated[JsonObject, Field(max_length=65536)]
 
 
 class ContentPart(RequestModel):
-    """One part of a message's content; text only for now."""
+    """One part of a message's content: a text, or an image where the model sees."""
 
     model_config = ConfigDict(extra="allow")
 
     type: Annotated[str, Field(max_length=64)]
     text: Text | None = None
+    image_url: Text | FreeForm | None = Field(
+        None, description="Of type `image_url`: the URL, or an object with `url` or `file_id`, and `detail`."
+    )
 
 
 class FunctionCall(RequestModel):

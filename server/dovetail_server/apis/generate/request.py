@@ -8,7 +8,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Ids, JsonObject, Names, Prompt, Request, Text
 from dovetail.processing.refusals import unsupported
 from dovetail_server.apis import fields
-from dovetail_server.apis.generate.schema import ANY_MODEL, GenerateParams, GenerateRequest
+from dovetail_server.apis.generate.schema import ANY_MODEL, GenerateParams, GenerateRequest, ImageUrl
 from dovetail_server.serving.common import choice_rid
 
 T = TypeVar("T")
@@ -34,9 +34,10 @@ def read(body: GenerateRequest) -> list[Request]:
     starts = spread(body.logprob_start_len, count, "logprob_start_len", -1)
     params = spread(body.sampling_params, count, "sampling_params", GenerateParams.model_construct())
     shared = {id(one): Options(one) for one in params}
+    images = images_of(body.image_data, count, is_batch)
     return [
         Request(
-            prompts=[prompt_of(items[at])],
+            prompts=[prompt_of(items[at], images[at])],
             model=None if body.model == ANY_MODEL else body.model,
             rid=rid,
             stream=bool(body.stream),
@@ -86,9 +87,43 @@ def names_of(prompt: str) -> Names:
     return Names(prompt=prompt, limit="max_new_tokens", logprobs="top_logprobs_num", named_ids="token_ids_logprob")
 
 
-def prompt_of(given: str | list[int]) -> Prompt:
-    """Return one prompt."""
-    return Text(text=given) if isinstance(given, str) else Ids(ids=given)
+def prompt_of(given: str | list[int], images: list[JsonObject]) -> Prompt:
+    """Return one prompt with its images."""
+    return Text(text=given, images=images) if isinstance(given, str) else Ids(ids=given, images=images)
+
+
+def images_of(given: Any, count: int, is_batch: bool) -> list[list[JsonObject]]:
+    """Return the images of each prompt as parts.
+
+    Raises:
+        RequestError: A batch has not one entry for each prompt.
+    """
+    if given is None:
+        return [[]] * count
+    if not is_batch:
+        if isinstance(given, list) and any(isinstance(one, list) for one in given):
+            why = "image_data holds lists, which a batch has: send a list of images"
+            raise RequestError(why, param="image_data", code="invalid_value")
+        return [_parts(given, "image_data")]
+    if not isinstance(given, list):
+        given = [given]
+    return [_parts(one, f"image_data[{at}]") for at, one in enumerate(spread(given, count, "image_data", None))]
+
+
+def _parts(given: Any, param: str) -> list[JsonObject]:
+    if given is None:
+        return []
+    if not isinstance(given, list):
+        return [_part(given, param)]
+    return [_part(one, f"{param}[{at}]") for at, one in enumerate(given)]
+
+
+def _part(given: str | ImageUrl, param: str) -> JsonObject:
+    """Return one image as a part: a text that is no URL is base64."""
+    if isinstance(given, ImageUrl):
+        return {"type": "image_url", "image_url": given.model_dump(exclude_none=True), "param": param}
+    is_url = given[:5].lower() == "data:" or "://" in given[:16]
+    return {"type": "image_url", "image_url": given if is_url else f"data:;base64,{given}", "param": param}
 
 
 def named_of(given: Any, wants: list[bool]) -> list[list[int]]:

@@ -49,6 +49,10 @@ class GenerateRequest(RequestModel):
     model: Name | None = Field(None, description="One of the served names; gateways send `unknown`.")
     text: Text | Annotated[list[Text], BATCH] | None = None
     input_ids: Annotated[TokenIds | Annotated[list[TokenIds], BATCH] | None, PASS_KNOWN_IDS] = None
+    image_data: ImageData | Annotated[list[ImageData | Annotated[list[ImageData], BATCH] | None], BATCH] | None = Field(
+        None,
+        description="Images in place of the prompt's placeholders: URLs, or base64. A batch has a list per prompt.",
+    )
     sampling_params: GenerateParams | Annotated[list[GenerateParams], BATCH] | None = None
     return_logprob: bool | Annotated[list[bool], BATCH] | None = None
     logprob_start_len: LogprobStart | Annotated[list[LogprobStart], BATCH] | None = Field(
@@ -66,6 +70,14 @@ class GenerateRequest(RequestModel):
     extra_key: Name | None = Field(None, description="Another name of `cache_salt`.")
 
 
+class ImageUrl(RequestModel):
+    """An image by its URL."""
+
+    url: Text
+    detail: Annotated[str, Field(max_length=16)] | None = None
+
+
+ImageData = Text | ImageUrl
 NamedIds = Annotated[list[TokenId], Field(max_length=4096)]
 LogprobStart = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]
 GenerateRequest.model_rebuild()

@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag
 from dovetail.processing.bounds import MAX_TOKEN_ID, MAX_TOKENS
 from dovetail_server.apis.dropped import Notes, UnservableTool
 from dovetail_server.apis.messages.edit_schema import ContextEdits
+from dovetail_server.media.addresses import MAX_URL
 from dovetail_server.schema.common import (
     FreeForm,
     Name,
@@ -23,7 +24,9 @@ from dovetail_server.schema.common import (
 )
 from dovetail_server.schema.fail_fast import PlainList
 
-BLOCK_TYPES = ("text", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result")
+BLOCK_TYPES = (
+    *("text", "image", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+)
 Cached = Annotated[FreeForm | None, Field(description="Accepted; prefixes are always cached.")]
 
 
@@ -70,6 +73,42 @@ DocumentSource = Annotated[
         custom_error_message="must be of type text or content: PDFs and other files are not read here; send their text",
     ),
 ]
+
+
+class Base64Source(SentBack):
+    """An image in the request. Its first bytes say what it is, whatever `media_type` says."""
+
+    type: Literal["base64"]
+    media_type: Annotated[str, Field(max_length=128)]
+    data: Text
+
+
+class UrlSource(SentBack):
+    """An image that the server fetches, where its operator allows that."""
+
+    type: Literal["url"]
+    url: Annotated[str, Field(max_length=MAX_URL)]
+
+
+class FileSource(SentBack):
+    """An image that was uploaded to `/v1/files`."""
+
+    type: Literal["file"]
+    file_id: Name
+
+
+ImageOrigin = Annotated[
+    Annotated[Base64Source, Tag("base64")] | Annotated[UrlSource, Tag("url")] | Annotated[FileSource, Tag("file")],
+    Discriminator(_kind, custom_error_type="source_type", custom_error_message="must be of type base64, url or file"),
+]
+
+
+class ImageBlock(SentBack):
+    """An image."""
+
+    type: Literal["image"]
+    source: ImageOrigin
+    cache_control: Cached = None
 
 
 class DocumentBlock(SentBack):
@@ -132,6 +171,7 @@ class ToolResultBlock(SentBack):
 
 Block = Annotated[
     Annotated[TextBlock, Tag("text")]
+    | Annotated[ImageBlock, Tag("image")]
     | Annotated[DocumentBlock, Tag("document")]
     | Annotated[SearchResultBlock, Tag("search_result")]
     | Annotated[RedactedThinkingBlock, Tag("redacted_thinking")]
@@ -142,7 +182,7 @@ Block = Annotated[
         _kind,
         custom_error_type="block_type",
         custom_error_message=f"must have a type that this server reads: {', '.join(BLOCK_TYPES)}; "
-        "images and blocks of server tools are not supported",
+        "blocks of server tools are not supported",
     ),
 ]
 Blocks = Annotated[list[Block], Field(min_length=1, max_length=4096)]

@@ -10,8 +10,11 @@ from typing import Any
 from dovetail.contracts.errors import RequestError
 from dovetail_server.apis.messages.schema import (
     AnthropicMessage,
+    Base64Source,
     ContentSource,
     DocumentBlock,
+    FileSource,
+    ImageBlock,
     MessagesPrompt,
     RedactedThinkingBlock,
     SearchResultBlock,
@@ -24,7 +27,9 @@ from dovetail_server.apis.responses.items import decode_reasoning
 
 ERROR_PREFIX = "Error: "
 Readable = TextBlock | DocumentBlock | SearchResultBlock
-AnyBlock = Readable | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+Part = str | dict[str, Any]
+"""A text, or an image's part."""
+AnyBlock = Readable | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 def chat_messages(request: MessagesPrompt) -> list[dict[str, Any]]:
@@ -54,7 +59,7 @@ class Turn:
     """A chat message that still grows. Its texts are put together once, at the end: there may be ten thousand."""
 
     role: str
-    texts: list[str] = field(default_factory=list)
+    texts: list[Part] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     call_id: str | None = None
@@ -63,10 +68,13 @@ class Turn:
     def message(self) -> dict[str, Any]:
         """Return it as the chat API has it."""
         if self.role == "tool":
-            return {"role": "tool", "tool_call_id": self.call_id, "content": self.texts[0]}
+            return {"role": "tool", "tool_call_id": self.call_id, "content": content_of(self.texts)}
         if self.role != "assistant":
             return {"role": self.role, "content": content_of(self.texts)}
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(self.texts) if self.texts else None}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": "".join(map(str, self.texts)) if self.texts else None,
+        }
         if self.thoughts:
             message["reasoning_content"] = "".join(self.thoughts)
         if self.calls:
@@ -80,8 +88,8 @@ class TurnMerger:
     def __init__(self) -> None:
         self.turns: list[Turn] = []
 
-    def add(self, role: str, texts: Sequence[str]) -> None:
-        """Add texts; a user's turn right before takes them in."""
+    def add(self, role: str, texts: Sequence[Part]) -> None:
+        """Add texts and images; a user's turn right before takes them in."""
         if texts:
             self._turn(role, goes_on=role == "user").texts.extend(texts)
 
@@ -101,15 +109,17 @@ class TurnMerger:
 
     def add_user(self, role: str, blocks: Sequence[AnyBlock], param: str) -> None:
         """Add a user's or a system message."""
-        texts: list[str] = []
+        texts: list[Part] = []
         for at, block in enumerate(blocks):
             if isinstance(block, TextBlock) or (isinstance(block, Readable) and role == "user"):
                 texts.append(text_of(block))
+            elif isinstance(block, ImageBlock) and role == "user":
+                texts.append(image_part(block, f"{param}[{at}]"))
             elif isinstance(block, ToolResultBlock) and role == "user":
                 self.add(role, texts)
                 texts = []
-                content = result_text(block, f"{param}[{at}].content")
-                self.turns.append(Turn("tool", [content], call_id=block.tool_use_id))
+                content = result_content(block, f"{param}[{at}].content")
+                self.turns.append(Turn("tool", content, call_id=block.tool_use_id))
             else:
                 raise wrong(f"{param}[{at}]", f"is a {block.type}, which a message of role {role!r} cannot have")
         self.add(role, texts)
@@ -120,9 +130,21 @@ class TurnMerger:
         return self.turns[-1]
 
 
-def content_of(texts: Sequence[str]) -> str | list[dict[str, Any]]:
-    """Return texts as a message's content."""
-    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+def content_of(texts: Sequence[Part]) -> str | list[dict[str, Any]]:
+    """Return texts and images as a message's content."""
+    if len(texts) == 1 and isinstance(texts[0], str):
+        return texts[0]
+    return [{"type": "text", "text": text} if isinstance(text, str) else text for text in texts]
+
+
+def image_part(block: ImageBlock, param: str) -> dict[str, Any]:
+    """Return an image as the chat API has it, with its place."""
+    source = block.source
+    if isinstance(source, Base64Source):
+        found = {"url": f"data:{source.media_type};base64,{source.data}"}
+    else:
+        found = {"file_id": source.file_id} if isinstance(source, FileSource) else {"url": source.url}
+    return {"type": "image_url", "image_url": found, "param": param}
 
 
 def text_of(block: Readable) -> str:
@@ -148,20 +170,29 @@ def thought(block: ThinkingBlock) -> str:
         return ""
 
 
-def result_text(block: ToolResultBlock, param: str) -> str:
-    """Return a result as the model reads it.
+def result_content(block: ToolResultBlock, param: str) -> list[Part]:
+    """Return a result as the model reads it: one text, or texts between images.
 
     Raises:
-        RequestError: A block in it is not text.
+        RequestError: A block in it is neither text nor an image.
     """
-    texts: list[str] = []
-    if isinstance(block.content, str):
-        texts = [block.content]
+    parts: list[Part] = [ERROR_PREFIX] if block.is_error else []
+    texts = [block.content] if isinstance(block.content, str) else []
     for at, part in enumerate(block.content or () if not isinstance(block.content, str) else ()):
-        if not isinstance(part, Readable):
-            raise wrong(f"{param}[{at}]", f"is a {part.type}; a result holds text, documents and search results")
-        texts.append(text_of(part))
-    return (ERROR_PREFIX if block.is_error else "") + "\n".join(texts)
+        if isinstance(part, ImageBlock):
+            parts += [*_joined(texts), image_part(part, f"{param}[{at}]")]
+            texts = []
+        elif isinstance(part, Readable):
+            texts.append(text_of(part))
+        else:
+            raise wrong(f"{param}[{at}]", f"is a {part.type}; a result holds text, images, documents, search results")
+    if not any(isinstance(part, dict) for part in parts):
+        return ["".join([*map(str, parts), "\n".join(texts)])]
+    return [*parts, *_joined(texts)]
+
+
+def _joined(texts: Sequence[str]) -> list[Part]:
+    return ["\n".join(texts)] if texts else []
 
 
 def wrong(param: str, why: str) -> RequestError:

@@ -16,7 +16,10 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputPart(SentBack):
-    """A part of a message: `input_text`, `output_text`, `text` or `refusal`; this server reads text only."""
+    """A part of a message: `input_text`, `output_text`, `text`, `refusal`, or `input_image`.
+
+    An image has `image_url` (a `data:` URL, or another that the server fetches) or `file_id`, and perhaps `detail`.
+    """
 
     model_config = ConfigDict(extra="allow")
 

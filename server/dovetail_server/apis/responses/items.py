@@ -57,6 +57,7 @@ PlainItem = (
 OutputItem = FunctionCallOutputItem | CustomCallOutputItem
 AnyItem = MessageItem | PlainItem | OutputItem | ReasoningItem | CompactionItem | ItemReference
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
+IMAGE_PART = "input_image"
 PREFIXES = {
     "message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs", "compaction": "cmp",
     "custom_tool_call": "ctc", "custom_tool_call_output": "ctco", "local_shell_call": "lsh", "shell_call": "sh",
@@ -82,6 +83,17 @@ _READ: Item = {}
 """Stands in the place of what has been read."""
 decode_items = msgspec.json.Decoder(list[Item]).decode
 decode_item = msgspec.json.Decoder(Item).decode
+
+
+class ImageItem(dict[str, Any]):
+    """A part that is an image, as a request has it. Its place there is no part of it: nobody stores that."""
+
+    def __init__(self, part: InputPart, param: str) -> None:
+        """Keep where the image is."""
+        given = part.model_extra or {}
+        named = {name: given[name] for name in ("image_url", "file_id") if given.get(name) is not None}
+        super().__init__(type="input_image", detail=given.get("detail") or "auto", **named)
+        self.param = param
 
 
 class Output(msgspec.Struct):
@@ -152,6 +164,14 @@ def input_items(given: str | Sequence[dict[str, Any]], response_id: str, field: 
         yield _item(read, response_id, at, f"{field}[{at}]")
 
 
+def images_in(items: Iterable[Item]) -> Iterator[ImageItem]:
+    """Yield the images of items that a request has."""
+    for item in items:
+        for part in item.get("content") or item.get("output") or ():
+            if isinstance(part, ImageItem):
+                yield part
+
+
 def _item(item: AnyItem, response_id: str, at: int, param: str) -> Item:
     if isinstance(item, ItemReference):
         return {"type": "item_reference", "id": item.id}
@@ -175,11 +195,17 @@ def _item(item: AnyItem, response_id: str, at: int, param: str) -> Item:
 
 
 def _parts(content: str | Sequence[InputPart], kind: str, param: str) -> list[Item]:
-    """Return text or parts as parts of one kind."""
-    pairs = (
-        [(kind, content)] if isinstance(content, str) else [_text(p, f"{param}[{i}]") for i, p in enumerate(content)]
-    )
-    return [_part(found if found == "refusal" else kind, text) for found, text in pairs]
+    """Return text or parts as parts of one kind; images, which no assistant sends, stay images."""
+    if isinstance(content, str):
+        return [_part(kind, content)]
+    made: list[Item] = []
+    for at, part in enumerate(content):
+        if part.type == IMAGE_PART and kind != "output_text":
+            made.append(ImageItem(part, f"{param}[{at}]"))
+        else:
+            found, text = _text(part, f"{param}[{at}]")
+            made.append(_part(found if found == "refusal" else kind, text))
+    return made
 
 
 def _part(kind: str, text: str) -> Item:
@@ -191,7 +217,7 @@ def _part(kind: str, text: str) -> Item:
 
 def _text(part: InputPart, param: str) -> tuple[str, str]:
     if part.type not in TEXT_PARTS:
-        text = f"{param}.type {part.type!r} is not supported; this model reads text: {', '.join(TEXT_PARTS)}"
+        text = f"{param}.type {part.type!r} is not supported; possible: {', '.join((*TEXT_PARTS, IMAGE_PART))}"
         raise RequestError(text, param=f"{param}.type", code="unsupported_parameter")
     name = "refusal" if part.type == "refusal" else "text"
     value = part.refusal if part.type == "refusal" else part.text
@@ -378,7 +404,11 @@ def reasoning_text(item: Item) -> str:
 
 def _content(parts: Sequence[Item]) -> str | list[Item]:
     """Return parts as a message's content: one part is plain text."""
-    texts: list[str] = [part["refusal" if part["type"] == "refusal" else "text"] for part in parts]
-    if len(texts) == 1:
-        return texts[0]
-    return [{"type": "text", "text": text} for text in texts]
+    made = [_chat_part(part) for part in parts]
+    return made[0]["text"] if len(made) == 1 and made[0]["type"] == "text" else made
+
+
+def _chat_part(part: Item) -> Item:
+    if part["type"] == IMAGE_PART:
+        return {**part, "param": part.param} if isinstance(part, ImageItem) else part
+    return {"type": "text", "text": part["refusal" if part["type"] == "refusal" else "text"]}

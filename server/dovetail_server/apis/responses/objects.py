@@ -70,10 +70,11 @@ OutputItem = WrittenItem | CompactionOutput
 
 
 class InputDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Part of `usage`; writing to the cache is not counted."""
+    """Part of `usage`; writing to the cache is not counted. `image_tokens` where the prompt has images."""
 
     cached_tokens: int = 0
     cache_write_tokens: int = 0
+    image_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class OutputDetails(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ export function withFiles(text, files) {
 
 /** `{name, content}` of a file; throws a sentence for people where it is no text. */
 async function textOf(file) {
-  if (file.type.startsWith("image/")) throw new Error(`${file.name}: this model reads text only, so the image was left out.`);
+  if (file.type.startsWith("image/")) throw new Error(`${file.name}: this page sends text only, so the image was left out.`);
   if (file.size > MOST_BYTES) throw new Error(`${file.name} has more than 1 MiB and was left out.`);
   let content = "\0";
   try {

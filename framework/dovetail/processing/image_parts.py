@@ -1,0 +1,175 @@
+"""Images of conversations: their parts are loaded, shown to the chat template, and put into the prompt."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from dovetail.contracts.errors import RequestError
+from dovetail.contracts.requests import Ids
+from dovetail.messages.media import MediaSpan
+from dovetail.processing.images import ExpandedPrompt, ImageLoader, Message, PreparedImage, expand
+from dovetail.text.chat.messages import IMAGE_PARTS, ImagePart, place_of
+
+if TYPE_CHECKING:
+    from dovetail.contracts.processor import ImageProcessor
+    from dovetail.processing.processor import Processor
+
+
+class ImageIds(Ids, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """A prompt with images. Only what runs here makes one: its files are handed to the engine.
+
+    `keeper` holds the images' files; they may be removed once it is gone. None where nobody has taken them yet.
+    """
+
+    media: tuple[MediaSpan, ...] = ()
+    keeper: Any = None
+
+
+def image_parts(messages: Iterable[Message]) -> Iterator[tuple[Message, str]]:
+    """Yield the parts of a conversation that are images and have not been loaded, each with its place."""
+    for at, message in enumerate(messages):
+        content = message.get("content")
+        if isinstance(content, str) or not isinstance(content, Sequence):
+            continue
+        for i, part in enumerate(content):
+            if _is_image(part):
+                yield part, f"messages[{at}].content[{i}]"
+
+
+def with_images(messages: list[dict[str, Any]], load: ImageLoader) -> list[dict[str, Any]]:
+    """Return a conversation with its images loaded; one without is returned as it is.
+
+    Raises:
+        RequestError: An image cannot be had, or is none; `param` names its part.
+    """
+    found = list(image_parts(messages))
+    if not found:
+        return messages
+    loaded = iter([ImagePart(image) for image in load(found)])
+    return [
+        {**message, "content": [next(loaded) if _is_image(part) else part for part in message["content"]]}
+        if any(True for _ in image_parts((message,)))
+        else message
+        for message in messages
+    ]
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, Mapping) and type(part) is not ImagePart and part.get("type") in IMAGE_PARTS
+
+
+def images_of(messages: Iterable[Message]) -> list[PreparedImage]:
+    """Return the loaded images of a conversation, in order."""
+    parts = (part for message in messages if isinstance(message.get("content"), list) for part in message["content"])
+    return [part["image"] for part in parts if type(part) is ImagePart]
+
+
+class PlainPlaceholders:
+    """Keeps what users typed from becoming image placeholders: in the template, a mark stands for such text."""
+
+    def __init__(self, processor: Processor, placeholder_id: int) -> None:
+        """Take the text that the template writes for an image."""
+        self._processor = processor
+        self._text = processor.tokenizer.token_text(placeholder_id)
+        self._mark = f"\ue000{secrets.token_hex(12)}\ue001"
+
+    def marked(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return a conversation with marks in place of what its users typed; mostly the conversation itself."""
+        return [self._marked(message) if self._is_in(message) else message for message in messages]
+
+    def unmarked(self, text: str) -> str:
+        """Undo that in a text which the template made."""
+        return text.replace(self._mark, self._text)
+
+    def encode(self, text: str, *, add_special_tokens: bool, keeps: bool) -> list[int]:
+        """Tokenize a rendered conversation: a mark becomes the tokens of its text, none of which is special."""
+        head, *rest = text.split(self._mark)
+        ids = self._encoded(head, add_special_tokens, keeps)
+        for piece in rest:
+            # Its first character apart: so the tokenizer does not meet the special token that the whole would be.
+            for part in (self._text[:1], self._text[1:], piece):
+                ids += self._encoded(part, False, keeps) if part else []
+        return ids
+
+    def _encoded(self, text: str, special: bool, keeps: bool) -> list[int]:
+        return list(self._processor.encode(text, "messages", add_special_tokens=special, keeps=keeps))
+
+    def _is_in(self, value: Any) -> bool:
+        if isinstance(value, str):
+            return self._text in value
+        if isinstance(value, Mapping):
+            return any(map(self._is_in, value.values()))
+        return isinstance(value, (list, tuple)) and any(map(self._is_in, value))
+
+    def _marked(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return value.replace(self._text, self._mark)
+        if type(value) is ImagePart:
+            return value
+        if isinstance(value, Mapping):
+            return {key: self._marked(item) for key, item in value.items()}
+        return [self._marked(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def expanded(
+    ids: Sequence[int], processor: ImageProcessor, images: Sequence[PreparedImage], name: str
+) -> ExpandedPrompt:
+    """As `expand`; what is refused names the conversation.
+
+    Raises:
+        RequestError: The template wrote another number of placeholders than there are images.
+    """
+    try:
+        return expand(ids, processor, images)
+    except RequestError as error:
+        raise RequestError(error.message, param=name, code=error.code) from None
+
+
+def shown(processor: Processor, prompt: Ids, parts: Sequence[Message], name: str) -> Ids:
+    """Return a prompt with the images of parts in place of its placeholders, in order.
+
+    Args:
+        processor: The model's.
+        prompt: As tokens; its images are not looked at.
+        parts: Content parts, each with its place in the request as `param`.
+        name: What the API calls the prompt.
+
+    Raises:
+        RequestError: The model sees nothing, an image cannot be had, or there are more or fewer placeholders.
+        InlineCostError: Images are not loaded here.
+    """
+    placed = [(part, place_of(part, name)) for part in parts]
+    if processor.images is None:
+        text = f"{placed[0][1]}: an image cannot be read here: {processor.template.no_images}; send text"
+        raise RequestError(text, param=placed[0][1], code="unsupported")
+    made = expanded(prompt.ids, processor.images, processor.load_images(placed), name)
+    return with_media(replace(prompt, ids=made.ids), made.media)
+
+
+def cuts_images(name: str) -> RequestError:
+    """Return the refusal of a prompt with images that is too long, and was to be cut."""
+    text = "a prompt with images is not cut; send less text or fewer images"
+    return RequestError(text, param=name, code="invalid_value")
+
+
+def with_media(prompt: Ids, media: tuple[MediaSpan, ...]) -> Ids:
+    """Return a prompt whose images stand at `media`; without any, the prompt itself."""
+    if not media:
+        return prompt
+    return ImageIds(
+        ids=prompt.ids, text=prompt.text, has_text=prompt.has_text, suffix=prompt.suffix, tail=prompt.tail, media=media
+    )
+
+
+def media_of(prompt: Ids) -> tuple[MediaSpan, ...]:
+    """Return where the images of a prompt stand."""
+    return prompt.media if isinstance(prompt, ImageIds) else ()
+
+
+def kept(prompt: Ids, keeper: object) -> Ids:
+    """Return a prompt whose images' files `keeper` holds."""
+    return replace(prompt, keeper=keeper) if isinstance(prompt, ImageIds) else prompt

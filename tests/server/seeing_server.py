@@ -1,0 +1,75 @@
+"""A real HTTP server whose model sees: its processes load images, and a scripted engine gets what they made."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from harness import Harness
+from PIL import Image
+from server_tiny import write_model
+
+from dovetail.plugins import PluginPlan, Registry, load
+from dovetail.plugins.plan import as_planned
+from dovetail.processing.images import make_image_processor
+from dovetail.runtime.checkpoint.folder import ModelFolder
+
+PAD = "<|image_pad|>"
+TEMPLATE = """\
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}
+{%- if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}
+{%- endfor %}{% endif %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+TARGET = "dovetail_models.qwen2_vl_images:Qwen2VLImages"
+
+
+def png(width: int = 56, height: int = 28, colour: Any = (200, 30, 30)) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), colour).save(file, "PNG")
+    return file.getvalue()
+
+
+def data_url(data: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+CAT, DOG = data_url(png()), data_url(png(28, 84, (0, 90, 200)))
+
+
+def part(url: str = CAT, **fields: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url, **fields}}
+
+
+def write_seeing_model(path: Path) -> Path:
+    """Write a model folder without weights whose image processor is that of Qwen2.5-VL, at small sizes."""
+    more = ["<|vision_start|>", "<|vision_end|>", PAD]
+    folder = write_model(path, more=more)
+    ids = {token: 256 + 2 + 4 + at for at, token in enumerate(more)}
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "qwen2_5_vl", "image_token_id": ids[PAD]}
+    config["vision_config"] = {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    sizes = {"min_pixels": 784, "max_pixels": 100 * 784, "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
+    (folder / "preprocessor_config.json").write_text(json.dumps(sizes))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+class SeeingHarness(Harness):
+    """A server whose model sees: a plan with an image processor, for its processes, too."""
+
+    def make_ready(self) -> None:
+        [record] = [record for record in Registry.scan().records if record.target == TARGET]
+        plan = PluginPlan(plugins=(as_planned(record),))
+        model = ModelFolder(Path(self.settings.model_path))
+        self.tools.images = make_image_processor(load(plan, "api"), model)
+        setup = self.tools._setup
+        assert setup is not None
+        self.tools._setup = type(setup)(folder=setup.folder, model=setup.model, plan=plan)
+        super().make_ready()
