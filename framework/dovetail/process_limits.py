@@ -1,8 +1,36 @@
-"""Limits of this process that the system keeps, and that an operator may have set before (`ulimit`, systemd)."""
+"""Limits of this process that the system keeps, and that an operator may have set before (`ulimit`, systemd).
+
+Sources: Linux' `Documentation/admin-guide/cgroup-v2.rst` and `scheduler/sched-bwc.rst`.
+"""
 
 from __future__ import annotations
 
+import math
+import os
 import resource
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+QUOTA_V2, QUOTA_V1 = ("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
+"""Files of a control group that say how many of how many microseconds it may compute, `max` or -1 for no limit."""
+
+
+def num_cores() -> int:
+    """Return how many cores this process may keep busy: those it may run on, or the time that its container has.
+
+    A container of two cores on a machine of 64 may run on all of them, and is stopped once its share of a period is
+    used. Threads beyond that share make each other wait.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for names in (QUOTA_V2, QUOTA_V1):
+        try:
+            words = " ".join((CGROUP / name).read_text(encoding="ascii") for name in names).split()
+            quota, period = int(words[0]), int(words[1])
+        except (OSError, ValueError, IndexError):
+            continue
+        if quota > 0 and period > 0:
+            return max(1, min(cores, math.ceil(quota / period)))
+    return cores
 
 
 def lower(kind: int, wanted: int) -> bool:

@@ -345,8 +345,9 @@ class EngineSettings(BaseModel):
     num_threads: int | None = Field(
         None,
         ge=1,
-        description="CPU threads of the engine. Default: one per 64 MiB of weights, at most all cores; more threads "
-        "make a small model slower.",
+        description="CPU threads of the engine. Default: one per 64 MiB of weights, at most all cores that the process "
+        "or its container has; all of them for steps with 128 tokens or more. More threads make short steps of a small "
+        "model slower.",
         json_schema_extra=flag(),
     )
 

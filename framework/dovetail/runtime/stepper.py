@@ -35,6 +35,7 @@ from dovetail.runtime.sampling.ranked import RankedLogprobs, rank_logprobs
 from dovetail.runtime.sampling.sampler import FloatScratch, Masked, SampleBatch, Sampled, remember, sample
 from dovetail.runtime.step import InFlightStep, StepPart
 from dovetail.runtime.step_kernels import PLAIN_STEP, StepKernels
+from dovetail.runtime.threads import StepThreads
 from dovetail.runtime.verify import Drafts
 from dovetail.sdk.rows import MAX_TOP
 
@@ -65,13 +66,14 @@ class Stepper:
         processors: Processors,
         progress: LayerProgress,
         step: StepKernels = PLAIN_STEP,
+        threads: StepThreads | None = None,
     ) -> None:
         """Nothing is computed yet."""
         self.progress = progress
         self._model, self._attention, self._state, self._pool = model, attention, state, pool
         self._page_size, self._masks, self._graphs = pool.page_size, masks, graphs
         self._counts, self._scratch, self._pooler = counts, FloatScratch(), Pooler(model)
-        self._processors, self._kernels = processors, step
+        self._processors, self._kernels, self._threads = processors, step, threads
         self._to_zero: dict[int, list[int]] = {}
 
     @torch.inference_mode()
@@ -81,7 +83,10 @@ class Stepper:
         if step.decode_graph is not None or step.prefill_graph is not None:
             launched = self._replay(step)
         else:
-            with self.progress.recording(int(step.num_new.sum())) as layers:
+            num_tokens = int(step.num_new.sum())
+            if self._threads is not None:
+                self._threads.begin(num_tokens)
+            with self.progress.recording(num_tokens) as layers:
                 launched = self.run_eagerly(step)
             launched.layers = layers
         if all(part.logits is None for part in launched.parts):

@@ -4,9 +4,9 @@ What a token gets does not depend on what it is computed with: alone or beside o
 decode row, with how many tokens cached. On CPU that holds to the last bit in bfloat16, so that a request that is
 computed again, after a retraction or in another engine, goes on as it would have: see `num_keys_for`. It holds where
 torch's products of few rows round as those of many do. On an AMD EPYC with avx512_bf16 and no AMX they do not: there a
-chunk of three tokens has other bits in one row of eleven, a decode row in one of seven hundred. Long chunks of latent
-layers are left out, which `latent_heads` serves. With `batch_invariant` it holds everywhere, in any dtype, by
-`torch_invariant`, which is slower.
+chunk of three tokens has other bits in one row of eleven, a decode row in one of seven hundred; where it is so, chunks
+are computed by `torch_blocks`, which is faster. Long chunks of latent layers are left out, which `latent_heads` serves.
+With `batch_invariant` it holds everywhere, in any dtype, by `torch_invariant`, which is slower.
 
 B requests, T tokens, Hq and Hk query and KV heads, G = Hq / Hk, D head dim, P page size, L keys. Where keys and values
 differ in width, D is the larger: see `torch_layouts`.
@@ -23,8 +23,9 @@ from torch import Tensor
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, KVPool, Phase
 from dovetail.contracts.cache import SCALED_DTYPES
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.device import is_on_host
 from dovetail.contracts.needs import AttentionCaps
-from dovetail_backends import torch_invariant
+from dovetail_backends import torch_blocks, torch_invariant
 from dovetail_backends.latent_heads import extend_by_heads
 from dovetail_backends.torch_layouts import NoPages, make_layout, widened
 
@@ -33,6 +34,9 @@ SIMILAR = 0.7
 """Decode rows share a padded block as long as the shortest has this share of the longest's tokens."""
 SMALL_KEYS, SMALL_STEP = 256, 16
 """Up to so many keys are computed in steps of so many, more in steps of `SMALL_KEYS`."""
+PIECE, BLOCK = 1024, 512
+"""Queries of a chunk that are computed at once, and keys that torch's attention on CPU takes at a time: of those that
+no query of a piece sees, whole blocks are left out, which changes no bit."""
 
 
 Bounds = tuple[int | None, int | None]
@@ -165,15 +169,20 @@ class TorchNativeBackend(AttentionBackend):
                 self._extend_blocks(q[start:end], index, layer, batch, out[start:end])
                 start = end
                 continue
+            fresh = None
             if num_new == num_all and k is not None and v is not None:  # nothing is cached: no page is read
                 fresh = self._layout.fresh(layer, k[start:end], v[start:end])
+            if self._takes_blocks(q, num_new, layer):
+                self._extend_by_blocks(q[start:end], fresh, index, layer, batch, out[start:end])
+            elif fresh is not None:
                 padding = num_keys_for(num_all) - num_all
                 keys, values = (F.pad(x, (0, 0, 0, 0, 0, padding)).transpose(0, 1)[None] for x in fresh)
+                self._extend_one(q[start:end], keys, values, layer, num_all, out[start:end])
             else:
                 num_keys, row = num_keys_for(num_all), batch.rows[index : index + 1]
                 both = self._layout.gather(layer, self._wanted(batch, row, num_keys), 1, num_keys)
                 keys, values = (x.to(q.dtype) for x in both)
-            self._extend_one(q[start:end], keys, values, layer, num_all, out[start:end])
+                self._extend_one(q[start:end], keys, values, layer, num_all, out[start:end])
             start = end
 
     def forward_extend_latent(
@@ -196,10 +205,63 @@ class TorchNativeBackend(AttentionBackend):
         before = first - first // torch_invariant.QUERIES * torch_invariant.QUERIES
         out.copy_(attended[before : before + len(q), :, : layer.v_dim])
 
+    def _takes_blocks(self, q: Tensor, num_new: int, layer: AttentionLayer) -> bool:
+        """Whether a chunk is computed by `torch_blocks`."""
+        fits = layer.causal and num_new >= torch_blocks.SHORTEST and q.dtype == torch.bfloat16
+        return fits and is_on_host(q.device) and torch_blocks.is_faster()
+
+    def _extend_by_blocks(
+        self,
+        q: Tensor,
+        fresh: tuple[Tensor, Tensor] | None,
+        index: int,
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        out: Tensor,
+    ) -> None:
+        """Attend the chunk of request `index`, `[n, Hq, D]`, over what is `fresh` or over pages, read in blocks."""
+        num_all, size = batch.seq_lens_cpu[index], self.kv_pool.page_size
+        block = max(1, torch_blocks.KEYS // size) * size
+        table = batch.page_table[batch.rows[index]]
+
+        def read(at: int, end: int) -> tuple[Tensor, Tensor]:
+            if fresh is None:
+                pages = self._layout.wanted(table[None, at // size : -(-end // size)].long())
+                keys, values = (x[0] for x in self._layout.gather(layer, pages, 1, end - at))
+            else:
+                keys, values = (x[at:end].transpose(0, 1) for x in fresh)
+            return keys[..., : q.shape[2]], values[..., : layer.v_dim]
+
+        first, reach = num_all - len(q), bounds(layer)
+        torch_blocks.attend_chunk(
+            q, first, read, block, layer, lambda queries, places: within(queries, places, reach),
+            reach_start(first, reach), out,
+        )  # fmt: skip
+
     def _extend_one(
         self, q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, num_all: int, out: Tensor
     ) -> None:
-        """Attend one chunk `[n, Hq, D]` over `[1, Hk, L, D]`."""
+        """Attend one chunk `[n, Hq, D]` over `[1, Hk, L, D]`.
+
+        A long causal one is cut: its first queries do not see the last keys, those of a window not the first ones, and
+        a mask is of one piece only.
+        """
+        reach, num_new = bounds(layer), q.shape[0]
+        is_whole = num_new == num_all and reach == UNBOUNDED and is_plain(layer)
+        if not layer.causal or is_whole or num_new <= PIECE:
+            self._extend_piece(q, keys, values, layer, num_all, 0, out)
+            return
+        for at in range(0, num_new, PIECE):
+            end = min(at + PIECE, num_new)
+            first, past = num_all - num_new + at, num_all - num_new + end
+            start = reach_start(first, reach) // BLOCK * BLOCK
+            seen = slice(start, num_keys_for(past))
+            self._extend_piece(q[at:end], keys[:, :, seen], values[:, :, seen], layer, past, start, out[at:end])
+
+    def _extend_piece(
+        self, q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, num_all: int, start: int, out: Tensor
+    ) -> None:
+        """Attend the last queries of `num_all` places, `[n, Hq, D]`, over keys `[1, Hk, L, D]` from `start` on."""
         num_new, num_keys, d = q.shape[0], keys.shape[2], keys.shape[3]
         q = widened(q, d)
         queries = q.transpose(0, 1)[None]
@@ -209,7 +271,7 @@ class TorchNativeBackend(AttentionBackend):
         if not layer.causal:
             mask, plain_causal = self._whole_mask(num_all, num_keys, reach, q.dtype), False
         elif not plain_causal:
-            mask = self._extend_mask(num_new, num_all, num_keys, reach, q.dtype)
+            mask = self._extend_mask(num_new, num_all, num_keys, start, reach, q.dtype)
         if not is_plain(layer):
             attended = attend_written_out(queries, keys, values, mask, layer)
         elif num_new == 1:
@@ -229,9 +291,12 @@ class TorchNativeBackend(AttentionBackend):
             group.bias[reach] = None if reach == UNBOUNDED and group.is_even else bias[:, None, None]
         return group.bias[reach]
 
-    def _extend_mask(self, num_new: int, num_all: int, num_keys: int, reach: Bounds, dtype: torch.dtype) -> Tensor:
-        """Additive mask `[num_new, L]`: causal, within window and chunk."""
-        seen = self._seen(torch.arange(num_all - num_new, num_all, device=self.device)[:, None], num_keys, reach)
+    def _extend_mask(
+        self, num_new: int, num_all: int, num_keys: int, start: int, reach: Bounds, dtype: torch.dtype
+    ) -> Tensor:
+        """Additive mask `[num_new, L]` of keys from `start` on: causal, within window and chunk."""
+        queries = torch.arange(num_all - num_new, num_all, device=self.device)[:, None]
+        seen = within(queries, torch.arange(start, start + num_keys, device=self.device), reach)
         return torch.zeros(seen.shape, dtype=dtype, device=self.device).masked_fill_(~seen, float("-inf"))
 
     def _whole_mask(self, num: int, num_keys: int, reach: Bounds, dtype: torch.dtype) -> Tensor:
@@ -259,6 +324,14 @@ def within(queries: Tensor, places: Tensor, reach: Bounds) -> Tensor:
     if chunk is not None:
         seen &= places >= queries - queries % chunk
     return seen
+
+
+def reach_start(query: int, reach: Bounds) -> int:
+    """Return the first place that a query and those behind it see."""
+    window, chunk = reach
+    by_window = 0 if window is None else query - window + 1
+    by_chunk = 0 if chunk is None else query - query % chunk
+    return max(0, by_window, by_chunk)
 
 
 def bounds(layer: AttentionLayer) -> Bounds:

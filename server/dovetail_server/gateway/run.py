@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
 import signal
 import socket
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from pydantic import SecretStr
 
 from dovetail.contracts.errors import ConfigError, DovetailError, PluginError
+from dovetail.process_limits import num_cores
 from dovetail.supervisor import LAST_RESORT_S, Service, Supervisor
 from dovetail_server import preflight
 from dovetail_server.gateway.app import create_app
@@ -81,11 +81,6 @@ def serve(settings: ServeSettings, urls: Sequence[str] = ()) -> int:
             for worker, port, share in zip(fleet.workers, ports, shares, strict=False)
         ]
         return runner.run(Gateway(settings, fleet, children, tasks).run(listener, phases))
-
-
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def described(share: dict[str, object]) -> str:

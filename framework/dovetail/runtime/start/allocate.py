@@ -85,7 +85,7 @@ def allocate(checked: Checked, loaded: LoadedModel, planned: MemoryPlan) -> Allo
     graphs = _graphs(checked, loaded, planned, pool, (attention, state), SampleTables(masks, counts))
     processors = Processors.make(checked.plugins, checked.config.vocab_size, settings.max_running_requests, device)
     progress = LayerProgress(loaded.model, device)
-    stepper = Stepper(*parts, pool, masks, counts, graphs, processors, progress, loaded.step)
+    stepper = Stepper(*parts, pool, masks, counts, graphs, processors, progress, loaded.step, loaded.threads)
     return Allocated(pool=pool, state=state, attention=attention, masks=masks, graphs=graphs, stepper=stepper)
 
 

@@ -13,10 +13,12 @@ from dovetail.contracts.errors import PluginError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.ranks import PeerMemory
+from dovetail.process_limits import num_cores
 from dovetail.runtime.checkpoint.weights import fill, load_checkpoint
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.start.check import Checked
 from dovetail.runtime.step_kernels import StepKernels, bind_step
+from dovetail.runtime.threads import StepThreads
 
 CACHED_PRIMITIVES = "128"
 """Products on CPU whose code oneDNN and torch's binding of it keep, by shape, instead of 1,024 each: every number of
@@ -31,11 +33,13 @@ class LoadedModel:
         model: With this rank's share of the weights.
         weight_bytes: What they take.
         step: What steps compute around it.
+        threads: How many compute a step on a CPU; None elsewhere.
     """
 
     model: CausalLM
     weight_bytes: int
     step: StepKernels
+    threads: StepThreads | None = None
 
 
 def load(checked: Checked) -> LoadedModel:
@@ -68,9 +72,8 @@ def load(checked: Checked) -> LoadedModel:
             fill(model, checked.filler)
         elif checked.checkpoint is not None:
             load_checkpoint(model, checked.plugin.weight_map(checked.config), checked.checkpoint)
-    if is_host:
-        torch.set_num_threads(checked.settings.num_threads or useful_threads(size, parallel.size))
-    return LoadedModel(model=model, weight_bytes=size, step=step)
+    threads = step_threads(checked, size) if is_host else None
+    return LoadedModel(model=model, weight_bytes=size, step=step, threads=threads)
 
 
 def bound_primitive_caches() -> None:
@@ -79,6 +82,12 @@ def bound_primitive_caches() -> None:
         os.environ.setdefault(name, CACHED_PRIMITIVES)
 
 
-def useful_threads(weight_bytes: int, num_ranks: int) -> int:
-    """One thread per 64 MiB of weights: a barrier costs more than a smaller share of a step saves."""
-    return max(1, min(len(os.sched_getaffinity(0)) // num_ranks, weight_bytes >> 26))
+def step_threads(checked: Checked, weight_bytes: int) -> StepThreads:
+    """Return the threads of a step: as many as given, or one per 64 MiB of weights and all cores for long prompts.
+
+    A barrier costs more than a smaller share of a decode step saves. Where no bit may change, the number does not.
+    """
+    most = max(1, num_cores() // checked.rank.parallel.size)
+    few = checked.settings.num_threads or max(1, min(most, weight_bytes >> 26))
+    is_fixed = checked.settings.num_threads is not None or checked.settings.batch_invariant
+    return StepThreads(few, few if is_fixed else most)
