@@ -95,10 +95,15 @@ def test_rows_are_quantised_alike_alone_and_together(form: Form) -> None:
 
 
 @pytest.mark.sampled
+@pytest.mark.parametrize("by_bytes", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("num_in", [1, 8, 24, 33, 40, 64, 72, 1000])
-def test_rows_of_any_width_times_int8(num_in: int, dtype: torch.dtype) -> None:
+def test_rows_of_any_width_times_int8(
+    num_in: int, dtype: torch.dtype, by_bytes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Torch's own product in bfloat16 reads behind rows that are no multiple of 16, where other numbers stand."""
+    if not by_bytes:
+        monkeypatch.setattr(cpu_products, "takes_bytes", lambda dtype: False)
     generator = torch.Generator().manual_seed(num_in)
     for num_out, rows in ((1, 1), (1, 5), (33, 2), (7, 129)):
         tensors = Scaled().quantise(torch.randn(num_out, num_in, generator=generator))
@@ -108,6 +113,50 @@ def test_rows_of_any_width_times_int8(num_in: int, dtype: torch.dtype) -> None:
         found, want = product(x[:rows]), x[:rows].float() @ Scaled().dequantise(tensors, torch.float32).T
         assert found.dtype == dtype
         torch.testing.assert_close(found.float(), want, rtol=0.02, atol=0.02 * float(want.abs().max()))
+
+
+needs_bytes = pytest.mark.skipif(
+    not cpu_products.takes_bytes(torch.bfloat16), reason="this CPU has no instructions for products of bytes"
+)
+
+
+@needs_bytes
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [(96, 64), (1152, 896), (130, 4864)])
+def test_int8_by_bytes_rounds_the_result_only(size: tuple[int, int], dtype: torch.dtype) -> None:
+    """Numbers of unlike size lose little beside the result's rounding; a row has the same bits beside others."""
+    generator = torch.Generator().manual_seed(1)
+    tensors = Scaled().quantise(torch.randn(*size, generator=generator))
+    x = torch.randn(70, size[1], generator=generator)
+    x[:, :3] *= 30  # as outliers of activations are
+    x[5] *= 1e-4
+    x[6] = 0.0
+    x = x.to(dtype)
+    product = cpu_products.int8(tensors["weight"], tensors["weight_scale"], dtype)
+    found, want = product(x), x.double() @ Scaled().dequantise(tensors, torch.float32).double().T
+    rounded = want.to(dtype).double()
+    for row in range(len(x)):
+        error, least = (float((one[row].double() - want[row]).norm()) for one in (found, rounded))
+        most = 1.1 * least if dtype == torch.bfloat16 else 1e-3 * float(want[row].norm())
+        assert error <= most + 1e-12, row
+    for num in (1, 2, 3, 16, 33):
+        parts = [product(x[at : at + num]) for at in range(0, len(x), num)]
+        assert torch.equal(torch.cat(parts), found), num
+    assert product(x[:0]).shape == (0, size[0])
+
+
+@needs_bytes
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_int8_by_bytes_shows_what_is_not_finite(bad: float) -> None:
+    """A row with such a number has no finite result, and the rows beside it keep theirs."""
+    tensors = Scaled().quantise(torch.randn(40, 64, generator=torch.Generator().manual_seed(2)))
+    product = cpu_products.int8(tensors["weight"], tensors["weight_scale"], torch.bfloat16)
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(3)).bfloat16()
+    want = product(x)
+    x[1, 7] = bad
+    found = product(x)
+    assert not found[1].isfinite().any()
+    assert torch.equal(found[[0, 2]], want[[0, 2]])
 
 
 @pytest.mark.sampled

@@ -2,8 +2,12 @@
 
 T tokens, N outputs, K inputs.
 
-A row's result does not depend on T. Sums are float32; scales are rounded to the model's dtype, as written-out weights
-would be.
+A row's result does not depend on T.
+
+Int8 is multiplied by oneDNN's product of bytes where the processor has instructions for it. Each row becomes two rows
+of bytes, which stand for 16 bits of each number, so that activations are not quantised: sums are of whole numbers, and
+the error is below that of bfloat16. In float32, and on other processors, torch's own product is used, as it is for
+int4: sums are float32, and scales are rounded to the model's dtype, as written-out weights would be.
 """
 
 from __future__ import annotations
@@ -32,6 +36,12 @@ BLOCK = 64
 VECTOR = 16
 """Inputs that torch's int8 product takes at a time in bfloat16: it reads beyond a row that is no multiple of them, and
 computes with what stands there, or crashes. In float32 it has an end for such rows."""
+BYTE, ZERO = 256, 128
+"""Between the two bytes of a number, and what stands for zero in each."""
+MOST = 127 * BYTE
+"""What the largest number of a row becomes: rounded, both bytes are within their bounds."""
+LEAST = 1e-30
+"""The largest number of a row counts as no less, so that rows of zeros are divided."""
 PAD = 16
 """Words between rows that will be columns: apart by a power of two, they would have the same few places of a cache."""
 
@@ -48,6 +58,11 @@ def _group(width: int) -> int | None:
     return next((size for size in GROUPS if width % size == 0), None)
 
 
+def stays(form: Form | None, dtype: torch.dtype) -> bool:
+    """Whether the product of a matrix that `fits` reads its tensors as they are."""
+    return isinstance(form, Scaled) and not takes_bytes(dtype)
+
+
 def product_of(form: Form, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Product:
     """Return the product of a matrix that `fits`."""
     if isinstance(form, Scaled):
@@ -62,8 +77,8 @@ class CpuPacked:
         self._form, self._dtype = form, dtype
 
     def keeps(self, half: str = "") -> bool:
-        """See `PackedKernel.keeps`: torch takes int8 as it is."""
-        return isinstance(self._form, Scaled)
+        """See `PackedKernel.keeps`: torch's own product takes int8 as it is."""
+        return stays(self._form, self._dtype)
 
     def pack(self, tensors: Mapping[str, Tensor], half: str = "") -> Product:
         """See `PackedKernel.pack`."""
@@ -86,7 +101,7 @@ class CpuPackedExperts(EachPacked):
 
     def keeps(self, half: str = "") -> bool:
         """See `PackedKernel.keeps`."""
-        return not self._fits[half] or isinstance(self.forms[half], Scaled)
+        return not self._fits[half] or stays(self.forms[half], self._dtype)
 
     def pack(self, tensors: Mapping[str, Tensor], half: str = "") -> Any:
         """See `PackedKernel.pack`: a product for each expert."""
@@ -108,8 +123,18 @@ class CpuPackedExperts(EachPacked):
         return y if bias is None else y + bias[one]
 
 
+def takes_bytes(dtype: torch.dtype) -> bool:
+    """Whether int8 is multiplied by bytes. Without the instructions for it, sums of two products would overflow."""
+    return dtype != torch.float32 and torch.cpu._is_vnni_supported() and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+
+
 def int8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Product:
-    """Return the product of `weight` `[N, K]` int8 and `scale` `[N, 1]`. It keeps `weight` itself, no copy."""
+    """Return the product of `weight` `[N, K]` int8 and `scale` `[N, 1]`.
+
+    It keeps a packed copy where it `takes_bytes`, else `weight` itself.
+    """
+    if takes_bytes(dtype):
+        return int8_by_bytes(weight, scale, dtype)
     scales = scale[:, 0].to(dtype)
     if dtype == torch.bfloat16 and weight.shape[1] % VECTOR:
         wide = scales.float()
@@ -119,6 +144,41 @@ def int8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Product:
         return torch._weight_int8pack_mm(x.contiguous(), weight, scales)
 
     return product
+
+
+def int8_by_bytes(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Product:
+    """Return the product of `weight` `[N, K]` int8 and `scale` `[N, 1]` in oneDNN's layout, with rows as bytes."""
+    multiply = torch.ops.onednn.qlinear_pointwise
+    packed = torch.ops.onednn.qlinear_prepack(weight.contiguous(), [2, weight.shape[1]])
+    scales, zeros = scale[:, 0].float() / MOST, torch.zeros(len(weight), dtype=torch.int64)
+
+    def product(x: Tensor) -> Tensor:
+        num = len(x)
+        both, most = as_bytes(x)
+        y = multiply(both, 1.0, ZERO, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+        return torch.add(y[:num], y[num:], alpha=BYTE).mul_(most).to(dtype)
+
+    return product
+
+
+def as_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows as whole numbers of 16 bits.
+
+    Args:
+        x: `[T, K]`.
+
+    Returns:
+        `[2 T, K]` uint8: the lower bytes of all rows, then the upper ones, `ZERO` added to each; and the largest number
+        of each row, `[T, 1]` float32, which became `MOST`. A row that is not finite has a largest number that is not.
+    """
+    num = len(x)
+    most = x.abs().amax(-1, keepdim=True).float().clamp_min_(LEAST)
+    # Shifted so that all are above zero: then conversion rounds down, and a shift yields the upper byte.
+    whole = x.float().mul_(MOST / most).add_(ZERO * BYTE + ZERO + 0.5).to(torch.int32)
+    both = x.new_empty(2 * num, x.shape[1], dtype=torch.uint8)
+    both[:num].copy_(whole)  # the lowest byte
+    both[num:].copy_(whole.bitwise_right_shift_(8))
+    return both, most
 
 
 def int4(words: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype) -> Product:
