@@ -40,6 +40,8 @@ Read = Callable[[int, int], tuple[Tensor, Tensor]]
 """Returns keys `[Hk, n, D]` and values `[Hk, n, Dv]` of the places from the first number to before the second."""
 Seen = Callable[[Tensor, Tensor], Tensor]
 """Maps places of queries `[t, 1]` and of keys `[n]` to which keys are seen, `[t, n]`."""
+Start = Callable[[int], int]
+"""Returns the first place that a query sees, no less for a later query."""
 
 
 @lru_cache(maxsize=1)
@@ -62,7 +64,7 @@ def few_rows_round_as_many() -> bool:
 
 
 def attend_chunk(
-    q: Tensor, first: int, read: Read, block: int, layer: AttentionLayer, seen: Seen, start: int, out: Tensor
+    q: Tensor, first: int, read: Read, block: int, layer: AttentionLayer, seen: Seen, start: Start, out: Tensor
 ) -> None:
     """Attend a chunk over its prefix and itself.
 
@@ -73,15 +75,15 @@ def attend_chunk(
         block: Keys of a block; it begins at a multiple of them.
         layer: Scale, soft cap and sinks.
         seen: What queries see of keys that are there.
-        start: Place before which no query sees a key.
+        start: Says where a query begins to see.
         out: `[T, Hq, Dv]`, is written.
     """
     chunk = _Chunk(q, first, layer, out.shape[2], block)
     last = first + len(q)
     with _float32_by_bfloat16():
-        for at in range(start // block * block, last, block):
+        for at in range(start(first) // block * block, last, block):
             keys, values = read(at, min(at + block, last))
-            chunk.add(keys.float(), values.to(q.dtype), at, seen)
+            chunk.add(keys.float(), values.to(q.dtype), at, seen, start)
     chunk.finish(out)
 
 
@@ -107,17 +109,19 @@ class _Chunk:
         # What a score is multiplied by, so that it is a power of two.
         self._unit = LOG2_E if layer.soft_cap is None else LOG2_E * layer.soft_cap
 
-    def add(self, keys: Tensor, values: Tensor, at: int, seen: Seen) -> None:
+    def add(self, keys: Tensor, values: Tensor, at: int, seen: Seen, start: Start) -> None:
         """Attend a block `[Hk, n, …]` of keys and values that begins at place `at`."""
         end = at + keys.shape[1]
-        places = torch.arange(at, end, device=keys.device)
         for low in range(max(0, at - self._first), self._num, self._step):
             high = min(low + self._step, self._num)
-            queries = torch.arange(self._first + low, self._first + high, device=keys.device)
-            sees = seen(queries[:, None], places)
-            if not sees.any():
+            first, last = self._first + low, self._first + high - 1
+            if end <= start(first):
                 continue
-            mask = None if sees.all() else keys.new_zeros(sees.shape).masked_fill_(~sees, UNSEEN)[:, None]
+            mask = None
+            if end - 1 > first or at < start(last):  # else all see the whole block
+                queries = torch.arange(first, last + 1, device=keys.device)[:, None]
+                sees = seen(queries, torch.arange(at, end, device=keys.device))
+                mask = keys.new_zeros(sees.shape).masked_fill_(~sees, UNSEEN)[:, None]
             for head in range(len(keys)):
                 self._attend(head, slice(low * self._group, high * self._group), keys[head], values[head], mask)
 

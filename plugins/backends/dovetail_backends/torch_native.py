@@ -235,7 +235,7 @@ class TorchNativeBackend(AttentionBackend):
         first, reach = num_all - len(q), bounds(layer)
         torch_blocks.attend_chunk(
             q, first, read, block, layer, lambda queries, places: within(queries, places, reach),
-            reach_start(first, reach), out,
+            lambda query: reach_start(query, reach), out,
         )  # fmt: skip
 
     def _extend_one(
