@@ -2,8 +2,8 @@
 
 torch's own attention on CPU multiplies by MKL, which has no fast product in bfloat16 on processors of other vendors:
 on a Zen 5 core it does 80 to 90 GFLOP/s, where oneDNN does 460, or 240 with float32 results. So a chunk is multiplied
-block by block here, with the same roundings: scores and sums are float32, weights bfloat16. Keys and values are read
-once, a block at a time, so memory does not depend on the length of the prefix.
+block by block here. As there, scores and sums are float32 and weights bfloat16; what a block adds is rounded, too. Keys
+and values are read once, a block at a time, so memory does not depend on the length of the prefix.
 
 A query gets other bits than from torch's own attention, which decode rows take. `few_rows_round_as_many` says whether
 there is anything to lose.
