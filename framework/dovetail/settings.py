@@ -346,8 +346,8 @@ class EngineSettings(BaseModel):
         None,
         ge=1,
         description="CPU threads of the engine. Default: one per 64 MiB of weights, at most all cores that the process "
-        "or its container has; all of them for steps with 128 tokens or more. More threads make short steps of a small "
-        "model slower.",
+        "or its container has; all of them for steps with 128 tokens or more, unless threads spin (OMP_WAIT_POLICY). "
+        "More threads make short steps of a small model slower.",
         json_schema_extra=flag(),
     )
 

@@ -72,14 +72,20 @@ def test_long_steps_take_more_threads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "few", "many"),
-    [({}, 1, 3), ({"num_threads": 2}, 2, 2), ({"batch_invariant": True}, 1, 1)],
-    ids=["default", "given", "batch-invariant"],
+    ("changes", "policy", "few", "many"),
+    [
+        ({}, "PASSIVE", 1, 3),
+        ({}, "active", 1, 1),
+        ({"num_threads": 2}, "passive", 2, 2),
+        ({"batch_invariant": True}, "passive", 1, 1),
+    ],
+    ids=["default", "spinning", "given", "batch-invariant"],
 )
 def test_a_load_chooses(
-    changes: dict[str, object], few: int, many: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, object], policy: str, few: int, many: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small model has one thread for short steps; a given number holds, and no bit changes with it."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
     monkeypatch.setattr(load, "num_cores", lambda: 3)
     settings, plan = make_plans(folder, **changes)
     threads = load.load(check.check(settings, load_plan(plan, "engine"), ALONE)).threads
@@ -90,6 +96,7 @@ def test_a_load_chooses(
 def test_prompts_take_the_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine's long steps have all threads and its decode steps few."""
     monkeypatch.setattr(load, "num_cores", lambda: 2)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     begun: list[tuple[int, int]] = []
     begin = StepThreads.begin
 

@@ -85,9 +85,12 @@ def bound_primitive_caches() -> None:
 def step_threads(checked: Checked, weight_bytes: int) -> StepThreads:
     """Return the threads of a step: as many as given, or one per 64 MiB of weights and all cores for long prompts.
 
-    A barrier costs more than a smaller share of a decode step saves. Where no bit may change, the number does not.
+    A barrier costs more than a smaller share of a decode step saves. Where no bit may change, the number does not. Nor
+    where threads spin while they wait, as in a process that is not the engine's own: beside other work, prompts of 150
+    to 1,900 tokens then took three times as long by two threads as by one.
     """
     most = max(1, num_cores() // checked.rank.parallel.size)
     few = checked.settings.num_threads or max(1, min(most, weight_bytes >> 26))
-    is_fixed = checked.settings.num_threads is not None or checked.settings.batch_invariant
+    spins = os.environ.get("OMP_WAIT_POLICY", "").lower() != "passive"
+    is_fixed = checked.settings.num_threads is not None or checked.settings.batch_invariant or spins
     return StepThreads(few, few if is_fixed else most)
