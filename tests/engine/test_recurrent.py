@@ -11,7 +11,7 @@ import pytest
 import torch
 from example_models import Example, prompt, run
 
-from dovetail.contracts.errors import ConfigError, ModelError
+from dovetail.contracts.errors import ConfigError
 from dovetail.engine.core import EngineCore
 
 EXAMPLE = Example("recurrent", "RecurrentForCausalLM")
@@ -183,10 +183,3 @@ def test_a_declaration_that_does_not_fit_ends_the_start(
     (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
     with pytest.raises(ConfigError, match=r"states of 7 rows and 2 copies take [\d,.]+ GiB; lower --max-running-req"):
         EXAMPLE.make_engine(tmp_path, max_total_tokens=tokens)
-
-
-def test_recurrent_layers_alone_are_refused(tmp_path: Path) -> None:
-    """In one line: a cache needs a layer that looks back."""
-    folder = EXAMPLE.reference().write_checkpoint(tmp_path / "model", full_attn_idxs=[])
-    with pytest.raises(ModelError, match="RecurrentForCausalLM: all its layers keep recurrent states"):
-        EXAMPLE.make_engine(folder)

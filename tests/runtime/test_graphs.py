@@ -104,7 +104,7 @@ def test_the_hint_reaches_the_backend() -> None:
     """A sharing graph is recorded with the hint, the other without."""
     model, attention = Mock(), Mock(prefix_group=4)
     step = PLAIN_STEP._replace(begin_step=lambda *args: [Mock()] * 4, finish_step=lambda *args: (Mock(), Mock()))
-    made = DecodeGraphs(model, attention, Mock(padding_row=5, device=CPU), 16, 8, Mock(), Mock(), step)
+    made = DecodeGraphs(model, attention, Mock(padding_row=5, device=CPU, images=None), 16, 8, Mock(), Mock(), step)
     for shares in (True, False):
         made._step(torch.tensor([1, 5]), torch.arange(3), torch.arange(2), shares)
         assert attention.plan_in_graph.call_args.args[0].shares_prefixes is shares

@@ -165,7 +165,7 @@ def test_mixers_that_take_a_state_up_for_one_token_are_refused(kind: str, tmp_pa
     changes = HYBRID if kind.startswith("J") else ZAMBA
     make_model(tmp_path, kind, **changes)
     with pytest.raises(ConfigError, match=f"^{kind} cannot be served by model 'transformers' of .*in two pieces"):
-        make_core(tmp_path)
+        make_core(tmp_path, model_impl="transformers")
 
 
 ZAMBA: dict[str, Any] = {

@@ -41,8 +41,8 @@ def deadly(harness: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     killed: list[int] = []
     bodies = harness.state.bodies
 
-    async def attempt(job: Any, raw: bytes, answer: Any, *, attempt: Any = bodies._attempt) -> Any:
-        work = asyncio.ensure_future(attempt(job, raw, answer))
+    async def attempt(job: Any, raw: bytes, *others: Any, attempt: Any = bodies._attempt) -> Any:
+        work = asyncio.ensure_future(attempt(job, raw, *others))
         while b"deadly" in raw and not work.done():
             for pid in bodies.pids - set(killed):  # one line at a time is read
                 os.kill(pid, signal.SIGKILL)
@@ -83,11 +83,11 @@ def test_others_are_served_beside_hostile_lines(
     assert harness.post(CHAT, body).status_code == 200
     bodies, started = harness.state.bodies, []
 
-    async def attempt(job: Any, raw: bytes, answer: Any, *, run: Any = bodies._attempt) -> Any:
+    async def attempt(job: Any, raw: bytes, *others: Any, run: Any = bodies._attempt) -> Any:
         started.append(job)
         while job.is_line and not harness.engine.is_closed:
             await asyncio.sleep(0.01)
-        return await run(job, raw, answer)
+        return await run(job, raw, *others)
 
     monkeypatch.setattr(bodies, "_attempt", attempt)
     api = Api(harness)

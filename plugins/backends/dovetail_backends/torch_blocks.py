@@ -30,8 +30,9 @@ KEYS = 512
 """Keys of a block, at most."""
 ROWS = 1024
 """Queries of all heads of a KV head that are multiplied at once: with `KEYS`, their scores stay in the cache."""
-SHORTEST = 32
-"""New tokens from which a chunk is computed so. Of fewer, a call of an operation takes as long as its numbers."""
+SHORTEST = 1024
+"""New tokens from which a chunk is computed so. Shorter ones gain little, and a reply that goes on after a restart is
+computed again as a chunk: by torch's own attention its numbers come closest to those of decode rows."""
 UNSEEN = -1e30
 """Score of a key that is not seen. Infinity would leave NaN where a row sees no key of its first block."""
 LOG2_E = math.log2(math.e)
