@@ -171,6 +171,8 @@ ROWS: list[tuple[str, str, str | None, list[Call]]] = [
     ("gemma4", '<|tool_call>call:f{city:,days:,list:[]}<tool_call|>', None, [("f", {"city": "", "days": None, "list": []})]),
     ("gemma4", '<|tool_call>call:f{list:[{a:}],:1}<tool_call|>', None, [("f", {"list": [{"a": None}], "": 1})]),
     ("minimax-m3", f'{M3}<tool_call>{M3}<invoke name="f">oops{M3}<city>x{M3}</city>{M3}</invoke>{M3}</tool_call>', "oops", ONE),
+    ("minimax-m3", f'a\n{M3}<invoke name="f"word>{M3}<city>x{M3}</city>{M3}</invoke>{M3}<invoke name="nope">{M3}</invoke>',
+     f'a\n<invoke name="f"word>{M3}<city>x{M3}</city>{M3}</invoke>{M3}<invoke name="nope">{M3}</invoke>', []),
     ("minimax-m3", f'{M3}<tool_call>{M3}<invoke name="f">{M3}<city>x{M3}</ciy>{M3}</invoke>{M3}</tool_call>', f"{M3}</ciy>", ONE),
     ("minimax-m3", f'{M3}<tool_call>{M3}<invoke name="f">{M3}<any>oops{M3}<a>1{M3}</a>{M3}</any>{M3}</invoke>{M3}</tool_call>',
      "oops", [("f", {"any": {"a": 1}})]),
@@ -268,6 +270,13 @@ CUT: list[tuple[str, str, str | None, list[Call]]] = [
     # Cut by `max_tokens`: the beginning of a call without a name is nothing, and a value keeps its type.
     ("hermes", '<tool_call>\n{"name": "', None, []),
     ("hermes", "so\n<tool_call>\n", "so", []),
+    (
+        "hermes",
+        """<tool_call>\n{"name": "f", "arguments": {"a": {"b": 1}]'word, [more""",
+        "'word, [more",
+        [("f", '{"a": {"b": 1}]')],
+    ),
+    ("hermes", """<tool_call>\n{"name": "f", "arguments": {"a": 1}, 'wor""", None, [("f", '{"a": 1}')]),
     ("kimi-k2", f"{K2_SECTION}{K2}", None, []),
     ("qwen3-coder", "<tool_call>\n<function=f", None, []),
     ("qwen3-coder", "<tool_call>\n<function=f>\n<parameter=days>\n3", None, [("f", '{"days": 3')]),

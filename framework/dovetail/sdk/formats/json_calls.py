@@ -22,6 +22,8 @@ _LIST_END = re.compile(r"(?:[\s,;]*[\]}])*")
 _SPACE = re.compile(r"\s*")
 _SPACE_COMMA = re.compile(r"[\s,]*")
 _SEPARATORS = ", \t\r\n"
+_NO_KEY = re.compile(r"[{}\[\]\n]")
+"""Stands in no key of a call: what holds one is text behind a quotation mark, and is kept where it is cut short."""
 
 _WRAPPER_KEYS = ("type", "id", "index", "function")
 """Keys of OpenAI's own around a call."""
@@ -134,9 +136,15 @@ class JsonCalls(ToolBody):
             text = "".join(self._buffer) + self._value.rest()
             if self._at == "buffer" and self._key in self._arguments_keys and not self._has_arguments:
                 self._pass_on(text)
-            elif complete and not (self._at == "key_text" and self._begins_key(text[1:])):
+            elif self._is_kept(text, complete=complete):
                 self._out.append(Malformed("tool_call", "".join(self._raw).strip(_SEPARATORS)))
         self._out.append(ToolEnd(self._call or 0))
+
+    def _is_kept(self, text: str, *, complete: bool) -> bool:
+        """Whether a key or value at the end of a section is text that no call explains."""
+        if self._at != "key_text":
+            return complete
+        return not self._begins_key(text[1:]) if complete else _NO_KEY.search(text) is not None
 
     def _begins_key(self, text: str) -> bool:
         """Whether a text is the beginning of a key of calls."""

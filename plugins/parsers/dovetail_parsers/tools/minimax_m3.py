@@ -218,7 +218,8 @@ class ElementCalls(ToolBody):
     def _begin_call(self, name: str, piece: str, at: int) -> None:
         if self._doubts_names and name not in self._names:
             if self._is_doubtful:
-                self.left = (MARK + piece, "")
+                self.left = ("".join(self._raw) + MARK + piece, "")
+                self._raw.clear()
             else:
                 self._text(MARK + piece)
             return
