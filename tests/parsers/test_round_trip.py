@@ -167,7 +167,7 @@ def read_back(
             tokenizer, chat, ParserRequest(template_kwargs=switches)
         )
     if case.tools is not None:
-        spec = plugin("tool_parsers", case.tools).extend(spec, tools)
+        spec = plugin("tool_parsers", case.tools).for_template(chat).extend(spec, tools)
     parser = make_parser(spec, tokenizer)
     parser.prime(prompt.tail)
     ids = [] if tokenizer is None else tokenizer.encode(output, add_special_tokens=False)
