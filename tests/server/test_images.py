@@ -18,6 +18,7 @@ from seeing_server import CAT, DOG, PAD, SeeingHarness, data_url, part, png, wri
 from dovetail.messages import Submit
 from dovetail.messages.media import read_arrays
 from dovetail_server.errors import ServiceError
+from dovetail_server.media import decode
 from dovetail_server.media.folder import MediaFiles, MediaFolder
 from dovetail_server.media.rules import MediaAnswer, MediaFetched, MediaQuestion
 from dovetail_server.reading.pool import MediaExchange
@@ -339,6 +340,35 @@ def test_without_processes(make_harness: Callable[..., Harness], seeing_folder: 
         reply = ask(harness, part(CAT))
         assert reply.status_code == 400
         assert "--body-processes" in reply.json()["error"]["message"]
+    finally:
+        harness.close()
+
+
+def test_without_pillow(seeing_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Start and request say what to install; texts are served, also those that other processes read."""
+    monkeypatch.setattr(decode, "find_spec", lambda name: None)
+    check_without_pillow(SeeingHarness(seeing_folder, context_len=1 << 20))
+    assert "The model sees images" in caplog.text
+    assert "dovetail-llm[vision]" in caplog.text
+
+
+def test_a_pillow_that_cannot_be_imported(
+    seeing_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Installed is not importable: the processes that read bodies start all the same."""
+    (tmp_path / "PIL").mkdir()
+    (tmp_path / "PIL" / "__init__.py").write_text("raise ImportError('libjpeg is gone')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    check_without_pillow(SeeingHarness(seeing_folder, context_len=1 << 20))
+    assert "requests with images are refused" in capfd.readouterr().err
+
+
+def check_without_pillow(harness: SeeingHarness) -> None:
+    try:
+        assert ask(harness, text("word " * 100_000)).status_code == 200
+        reply = ask(harness, part(CAT))
+        assert reply.status_code == 400, reply.text
+        assert "pip install 'dovetail-llm[vision]'" in reply.json()["error"]["message"]
     finally:
         harness.close()
 

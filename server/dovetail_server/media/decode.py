@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from dovetail.contracts.processor import MAX_IMAGE_PIXELS
@@ -16,6 +17,7 @@ from dovetail_server.media.refusals import MediaError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+NO_PILLOW = "Pillow cannot be imported here; the operator runs pip install 'dovetail-llm[vision]'"
 FORMATS = "PNG, JPEG, WebP, GIF (its first frame)"
 _BOX_KINDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC", b"qt  ": "a video"}
 _OTHERS = (
@@ -32,6 +34,11 @@ _OTHERS = (
     (b"ID3", "audio"),
     (b"fLaC", "audio"),
 )
+
+
+def has_pillow() -> bool:
+    """Whether Pillow is installed. It is not imported: a server decodes nothing itself."""
+    return find_spec("PIL") is not None
 
 
 def preload() -> None:

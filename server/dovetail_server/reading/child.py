@@ -37,6 +37,7 @@ from dovetail_server.apis.parsing.serve import installed
 from dovetail_server.apis.responses.references import ReferencedItems
 from dovetail_server.apis.watch import WATCH, Interruption
 from dovetail_server.errors import PLUGIN_FAILED
+from dovetail_server.media.decode import NO_PILLOW
 from dovetail_server.media.rules import MediaAnswer, MediaFetched, MediaQuestion
 from dovetail_server.reading.tasks import add_routes
 from dovetail_server.reading.wire import (
@@ -126,7 +127,12 @@ class PreloadedState:
         if start.media is not None:
             from dovetail_server.media.loader import preload  # once, for all copies
 
-            preload(start.media)
+            try:
+                preload(start.media)
+            except ImportError as error:  # texts are read all the same
+                self._media = self._text.images = None
+                self._text.template.no_images = f"{NO_PILLOW} ({' '.join(str(error).split())[:120]})"
+                log.complain(f"dovetail: requests with images are refused: {self._text.template.no_images}")
         self._num_threads = start.num_threads
         installed()
 

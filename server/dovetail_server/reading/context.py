@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -14,6 +15,7 @@ from dovetail.text.inline import InlineCostError
 from dovetail.text.tokenizer.threads import num_threads
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.http.auth import CALLER
+from dovetail_server.media.decode import NO_PILLOW, has_pillow
 from dovetail_server.media.folder import MediaFolder
 from dovetail_server.media.rules import MediaRules
 from dovetail_server.media_settings import MAX_IMAGES
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from dovetail_server.apis.responses.conversations import ConversationStore
     from dovetail_server.apis.responses.store import ResponseStore
 
+logger = logging.getLogger("dovetail.server")
 T = TypeVar("T")
 MAX_PREPARING = 2
 """Requests that threads prepare at a time. Each holds Python's lock for most of it, so more of them gain nothing, and
@@ -99,6 +102,11 @@ class ReadingContext(ServingContext):
         if not most or not settings.body_processes:
             flag = "--body-processes" if most else '--limit-mm-per-prompt {"image": 0}'
             text.template.no_images = f"this server reads no images ({flag})"
+            text.images = None
+            return None
+        if not has_pillow():
+            logger.warning("The model sees images, and requests with one are refused: %s.", NO_PILLOW)
+            text.template.no_images = NO_PILLOW
             text.images = None
             return None
         self.media = self.media or MediaFolder()
