@@ -61,7 +61,7 @@ def test_ids_of_images_stand_in_place_of_placeholders() -> None:
 @pytest.mark.parametrize("num", [0, 1, 3])
 def test_an_image_that_the_template_does_not_show_is_refused(num: int) -> None:
     """As many placeholders as images, or the model would see one image in place of another."""
-    with pytest.raises(RequestError, match=f"wrote 2 image placeholders for {num} images") as caught:
+    with pytest.raises(RequestError, match=f"has 2 image placeholders for {num} images") as caught:
         expand([7, 1, 7], Rows(), [image(2, 1)] * num)
     assert caught.value.code == "invalid_image"
 

@@ -182,6 +182,7 @@ def test_generate(server: SeeingHarness) -> None:
     assert [len(submit.media) for submit in server.engine.submits[-2:]] == [1, 0]
     error = server.post("/generate", {"text": "no place", "image_data": CAT}).json()["error"]
     assert (error["param"], "0 image placeholders for 1 images" in error["message"]) == ("text", True)
+    assert f"write {PAD} once for each image" in error["message"]
     error = server.post("/generate", {"text": PAD, "image_data": ["?"]}).json()["error"]
     assert error["param"] == "image_data[0]"
     error = server.post("/generate", {"text": ["a", "b"], "image_data": CAT}).json()["error"]
@@ -268,8 +269,10 @@ def test_local_files(server: SeeingHarness, seeing_folder: Path) -> None:
         ([part("file:///etc/passwd")], "messages[0].content[0]", "outside"),
         ([part(CAT)] * 4, "messages[0].content[3]", "4 images; possible: 3"),
         ([{"type": "image_url"}], "messages[0].content[0]", "needs a URL"),
+        ([part("")], "messages[0].content[0]", "not an empty one"),
+        ([part(CAT.partition(",")[2])], "messages[0].content[0]", "no scheme"),
         ([part(CAT, detail="huge")], "messages[0].content[0]", "detail"),
-        ([part(data_url(png(2000, 2)))], "messages[0].content[0]", "200"),
+        ([part(data_url(png(2000, 2)))], "messages[0].content[0]", "messages[0].content[0]: an image of 2000 x 2"),
         ([{"type": "video_url", "video_url": {"url": "x"}}], "messages[0].content[0].type", "no video"),
         ([{"type": "input_audio", "input_audio": {}}], "messages[0].content[0].type", "no audio"),
     ],

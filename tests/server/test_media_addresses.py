@@ -74,6 +74,13 @@ def test_refused(url: str) -> None:
     assert len(found.value.message) < 300
 
 
+@pytest.mark.parametrize("text", ["iVBORw0KGgo" * 1000, "example.org/cat.png", "//example.org/x"])
+def test_what_has_no_scheme(text: str) -> None:
+    """Bare base64 is told what it lacks, however long it is."""
+    with pytest.raises(MediaError, match=r"no scheme.*data:image/png;base64"):
+        parse_url(text)
+
+
 def test_allowed() -> None:
     """A name allows itself, one with a star those below it."""
     allowed = AllowedDomains(["example.org", "*.cdn.example", "[2606:4700:4700::1111]"])

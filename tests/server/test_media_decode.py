@@ -145,8 +145,10 @@ def test_a_type_is_not_believed() -> None:
         ("data:image/png;base64", "no comma"),
         ("data:image/png,abc", "not base64"),
         ("data:image/png;base64,%%%", "no valid base64"),
-        ("data:image/png;base64,aGk", "no valid base64"),
-        ("data:image/png;base64,aGk-", "no valid base64"),
+        ("data:image/png;base64,a", "no valid base64"),
+        ("data:image/png;base64,aG=k", "no valid base64"),
+        ("data:image/png;base64,aGk-", "URL-safe"),
+        ("data:image/png;base64,data:image/png;base64,aGk=", "begins with data:"),
         ("data:image/png;base64,é", "no valid base64"),
         ("data:video/mp4;base64,aGk=", "video is not read"),
         ("data:audio/wav;base64,aGk=", "audio is not read"),
@@ -158,6 +160,20 @@ def test_data_urls(url: str, why: str) -> None:
     """What is wrong with one is said."""
     with pytest.raises(MediaError, match=why):
         data_of(url)
+
+
+@pytest.mark.parametrize("text", ["aGVsbG8=", "aGVs\nbG8=\n", "aGVs\r\nbG8=", " aGVsbG8", "aGVsbG8%3D%0A"])
+def test_base64_as_browsers_read_it(text: str) -> None:
+    """What `base64 cat.png` writes has line breaks."""
+    assert data_of(f"data:image/png;base64,{text}") == b"hello"
+
+
+@pytest.mark.parametrize("head", [b"\x89PNG\r\n\x1a\n\0\0", b"RIFF\0\0\0\0WEBP", b"GIF89a\0"])
+def test_no_address_of_the_process(head: bytes) -> None:
+    """Pillow says where in memory the data lies; clients are not told."""
+    with pytest.raises(MediaError, match="cannot be decoded") as found:
+        decoded(head)
+    assert "0x" not in found.value.message
 
 
 def test_local_files(tmp_path: Path) -> None:

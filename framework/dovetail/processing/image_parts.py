@@ -116,17 +116,17 @@ class PlainPlaceholders:
 
 
 def expanded(
-    ids: Sequence[int], processor: ImageProcessor, images: Sequence[PreparedImage], name: str
+    ids: Sequence[int], processor: ImageProcessor, images: Sequence[PreparedImage], name: str, hint: str
 ) -> ExpandedPrompt:
-    """As `expand`; what is refused names the conversation.
+    """As `expand`; what is refused names the prompt, and says why or what to do.
 
     Raises:
-        RequestError: The template wrote another number of placeholders than there are images.
+        RequestError: The prompt has another number of placeholders than there are images.
     """
     try:
         return expand(ids, processor, images)
     except RequestError as error:
-        raise RequestError(error.message, param=name, code=error.code) from None
+        raise RequestError(f"{error.message}; {hint}", param=name, code=error.code) from None
 
 
 def shown(processor: Processor, prompt: Ids, parts: Sequence[Message], name: str) -> Ids:
@@ -146,7 +146,8 @@ def shown(processor: Processor, prompt: Ids, parts: Sequence[Message], name: str
     if processor.images is None:
         text = f"{placed[0][1]}: an image cannot be read here: {processor.template.no_images}; send text"
         raise RequestError(text, param=placed[0][1], code="unsupported")
-    made = expanded(prompt.ids, processor.images, processor.load_images(placed), name)
+    hint = f"write {processor.tokenizer.token_text(processor.images.placeholder_id)} once for each image"
+    made = expanded(prompt.ids, processor.images, processor.load_images(placed), name, hint)
     return with_media(replace(prompt, ids=made.ids), made.media)
 
 

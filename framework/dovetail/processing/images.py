@@ -74,7 +74,7 @@ def layout_of(processor: ImageProcessor, width: int, height: int, param: str) ->
     try:
         return processor.layout(width, height)
     except RequestError as error:
-        raise RequestError(error.message, param=param, code=error.code or "invalid_image") from None
+        raise RequestError(f"{param}: {error.message}", param=param, code=error.code or "invalid_image") from None
 
 
 def expand(ids: Sequence[int], processor: ImageProcessor, images: Sequence[PreparedImage]) -> ExpandedPrompt:
@@ -90,11 +90,7 @@ def expand(ids: Sequence[int], processor: ImageProcessor, images: Sequence[Prepa
     """
     num = ids.count(processor.placeholder_id)
     if num != len(images):
-        raise RequestError(
-            f"the chat template wrote {num} image placeholders for {len(images)} images; this model's template does "
-            "not show an image where the request has one",
-            code="invalid_image",
-        )
+        raise RequestError(f"the prompt has {num} image placeholders for {len(images)} images", code="invalid_image")
     made: list[int] = []
     media: list[MediaSpan] = []
     rest = iter(images)

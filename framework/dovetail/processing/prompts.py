@@ -98,7 +98,8 @@ def _seen(
         ids, tail = _of_ids(processor, chat.input_ids)
     if not (images := images_of(messages)):
         return ChatTokens(ids, tail)
-    made = expanded(ids, seeing, images, "messages")
+    hint = "this model's template does not show an image where the request has one"
+    made = expanded(ids, seeing, images, "messages", hint)
     return ChatTokens(made.ids, tail, made.media)
 
 

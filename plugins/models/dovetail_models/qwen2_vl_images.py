@@ -95,7 +95,7 @@ class Qwen2VLImages(ImageProcessor):
         """
         if max(width, height) > MAX_RATIO * min(width, height):
             raise RequestError(
-                f"an image of {width} x {height} pixels: one side may be at most {MAX_RATIO} times the other",
+                f"an image of {width} x {height} pixels: one side may be at most {MAX_RATIO} times the other; crop it",
                 code="invalid_image",
             )
         unit = self.patch * self.merge

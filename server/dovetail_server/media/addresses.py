@@ -16,6 +16,7 @@ from dovetail_server.media.refusals import MediaError, shown
 MAX_URL = 8192
 """Characters of an address."""
 PORTS = {"http": 80, "https": 443}
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _PRINTABLE = re.compile(r"[!-~]+")
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _CARRIERS = tuple(
@@ -49,6 +50,9 @@ def parse_url(url: str) -> MediaUrl:
     Raises:
         MediaError: It is not one that is fetched.
     """
+    if not _SCHEME.match(url):
+        why = "has no scheme; send one such as https://example.org/cat.png, or base64 as data:image/png;base64,…"
+        raise _invalid(f"{shown(url)} {why}")
     if len(url) > MAX_URL:
         raise _invalid(f"the address has {len(url)} characters; at most {MAX_URL} are possible; send a shorter one")
     if not _PRINTABLE.fullmatch(url) or "\\" in url:

@@ -81,7 +81,7 @@ def decoded(data: bytes) -> Image:
         MediaError: It is no image of a format that is decoded, is damaged, or has too many pixels.
         MemoryError: It takes more memory than the process may have.
     """
-    from PIL import Image, ImageFile, ImageOps
+    from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
     kind = sniffed(data)
     # Of ours, not Pillow's, are both the limit and its error: Pillow warns of twice fewer pixels than it refuses.
@@ -98,6 +98,8 @@ def decoded(data: bytes) -> Image:
         raise
     except Exception as error:  # decoders raise nearly anything about what is damaged
         why = " ".join(str(error).split())[:120] or type(error).__name__
+        if isinstance(error, UnidentifiedImageError):  # Pillow's words have an address of this process
+            why = "its head is damaged"
         raise MediaError(
             f"the {kind} image cannot be decoded: {why}; send one that is whole", "image_parse_error"
         ) from None

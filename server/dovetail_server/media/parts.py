@@ -50,9 +50,9 @@ def source_of(part: Mapping[str, Any], param: str) -> ImageSource:
         raise _wrong(f"detail {str(detail)[:40]!r} is unknown; possible: {', '.join(DETAILS)}", param)
     if (url is None) == (file_id is None):
         raise _wrong(f"an {part['type']} part needs a URL (data:image/png;base64,…) or a file_id, and not both", param)
-    if not isinstance(url or file_id, str):
-        raise _wrong("the URL or file_id of an image must be a text", param)
-    return ImageSource(param, url=url or "", file_id=file_id or "")
+    if not isinstance(found := file_id if url is None else url, str) or not found.strip():
+        raise _wrong("the URL or file_id of an image must be a text, and not an empty one", param)
+    return ImageSource(param, url=(url or "").strip(), file_id=file_id or "")
 
 
 def _wrong(message: str, param: str) -> RequestError:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
-import binascii
+from urllib.parse import unquote
 
 from dovetail_server.media.refusals import MAX_IMAGE_BYTES, MediaError, too_large
 
 MAX_HEAD = 256
 """Characters before the comma of a `data:` URL."""
 REFUSED = ("video", "audio")
+_SPACE = dict.fromkeys(map(ord, " \t\n\f\r"))
 
 
 def data_of(url: str) -> bytes:
@@ -26,23 +27,35 @@ def data_of(url: str) -> bytes:
         raise MediaError(f"{kind} is not read here; possible: images and text", "unsupported_image_media_type")
     if "base64" not in kinds[1:]:
         raise _invalid("the data: URL is not base64; send data:image/png;base64,…")
-    return of_base64(url[len(head) + 1 :])
+    text = url[len(head) + 1 :]
+    return of_base64(unquote(text) if "%" in text else text)
 
 
 def of_base64(text: str) -> bytes:
-    """Return what base64 holds, as Anthropic's API and Ollama's send images.
+    """Return what base64 holds. Line breaks are skipped and padding may be missing, as in a browser's `data:` URLs.
 
     Raises:
         MediaError: It is not base64, or holds too much.
     """
-    if len(text) > (MAX_IMAGE_BYTES + 2) // 3 * 4 + 4:
-        raise too_large("the image")
     try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise _invalid(
-            "the image is no valid base64; send the standard alphabet (A-Z a-z 0-9 + /) with padding"
-        ) from None
+        data = base64.b64decode(text, validate=True)
+    except ValueError:
+        text = text.translate(_SPACE)
+        try:
+            data = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+        except ValueError:
+            raise _invalid(
+                f"the image is no valid base64{_hint(text)}; send the standard alphabet (A-Z a-z 0-9 + /)"
+            ) from None
+    if len(data) > MAX_IMAGE_BYTES:
+        raise too_large("the image")
+    return data
+
+
+def _hint(text: str) -> str:
+    if text[:5].lower() == "data:":
+        return ": it begins with data: and belongs where a URL does, or without what stands before its comma"
+    return " but URL-safe base64 (- and _)" if "-" in text or "_" in text else ""
 
 
 def _invalid(message: str) -> MediaError:
