@@ -19,6 +19,8 @@ from dovetail.runtime.checkpoint.folder import ModelFolder
 
 PAD = "<|image_pad|>"
 TEMPLATE = """\
+{%- for shown in (tools or []) + (documents or []) + [note] if shown %}{{ shown | tojson }}
+{% endfor %}
 {%- for message in messages %}<|im_start|>{{ message.role }}
 {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}
 {%- if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}
@@ -66,10 +68,10 @@ class SeeingHarness(Harness):
 
     def make_ready(self) -> None:
         [record] = [record for record in Registry.scan().records if record.target == TARGET]
-        plan = PluginPlan(plugins=(as_planned(record),))
-        model = ModelFolder(Path(self.settings.model_path))
-        self.tools.images = make_image_processor(load(plan, "api"), model)
         setup = self.tools._setup
         assert setup is not None
+        plan = PluginPlan(plugins=(*setup.plan.plugins, as_planned(record)))
+        model = ModelFolder(Path(self.settings.model_path))
+        self.tools.images = make_image_processor(load(plan, "api"), model)
         self.tools._setup = type(setup)(folder=setup.folder, model=setup.model, plan=plan)
         super().make_ready()

@@ -17,6 +17,9 @@ from seeing_server import CAT, DOG, PAD, SeeingHarness, data_url, part, png, wri
 
 from dovetail.messages import Submit
 from dovetail.messages.media import read_arrays
+from dovetail.processing.image_parts import PlainPlaceholders
+from dovetail.text.chat.template import ChatTemplate
+from dovetail_parsers.tools.hermes import HermesTools
 from dovetail_server.errors import ServiceError
 from dovetail_server.media import decode
 from dovetail_server.media.folder import MediaFiles, MediaFolder
@@ -34,6 +37,7 @@ def seeing_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def seeing(seeing_folder: Path) -> Iterator[SeeingHarness]:
     harness = SeeingHarness(
         seeing_folder,
+        tools=HermesTools(),
         limit_mm_per_prompt={"image": 3},
         allowed_media_domains=["*"],
         allowed_local_media_path=seeing_folder,
@@ -129,6 +133,31 @@ def test_what_users_type_is_text(server: SeeingHarness) -> None:
     ask(server, text(said))
     assert pad not in submitted(server).prompt_ids
     assert said in prompt_of(server)
+
+
+def test_what_stands_beside_messages_is_text(server: SeeingHarness) -> None:
+    """A placeholder in a tool, a document or a variable of the template is its characters, wherever it stands."""
+    schema = {"type": "object", "properties": {PAD: {"description": PAD}}}
+    tool = {"type": "function", "function": {"name": "f", "description": f"sees {PAD}", "parameters": schema}}
+    fields = {"documents": [{PAD: f"of {PAD}"}], "chat_template_kwargs": {"note": PAD}}
+    pad = server.tokenizer.added_tokens[PAD]
+    for content in ([text("a"), part(CAT)], [text("a")]):
+        reply = ask(server, *content, tools=[tool], **fields)
+        assert reply.status_code == 200, reply.text
+        assert submitted(server).prompt_ids.count(pad) == sum(span.num for span in submitted(server).media)
+        said = prompt_of(server).partition("<|im_start|>")[0]
+        for shown in (*fields["documents"], tool, fields["chat_template_kwargs"]["note"]):
+            assert json.dumps(shown) in said
+
+
+@pytest.mark.parametrize("printed", ["note | string", "note | tojson(ensure_ascii=True)", "[note]"])
+def test_how_a_template_writes_a_text(seeing: SeeingHarness, printed: str) -> None:
+    """A placeholder stays one, also where a template escapes what is not ASCII."""
+    template = ChatTemplate({"default": "{{ " + printed + " }}"})
+    plain = PlainPlaceholders(seeing.tools, seeing.tokenizer.added_tokens[PAD])
+    [message] = plain.marked([{"role": "user", "content": PAD}])
+    rendered = template.render([], template_kwargs={"note": message["content"]})
+    assert PAD in plain.unmarked(rendered.text)
 
 
 def test_every_api(server: SeeingHarness) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -17,6 +17,9 @@ from dovetail.text.chat.messages import IMAGE_PARTS, ImagePart, place_of
 if TYPE_CHECKING:
     from dovetail.contracts.processor import ImageProcessor
     from dovetail.processing.processor import Processor
+
+
+T = TypeVar("T")
 
 
 class ImageIds(Ids, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -75,11 +78,11 @@ class PlainPlaceholders:
         """Take the text that the template writes for an image."""
         self._processor = processor
         self._text = processor.tokenizer.token_text(placeholder_id)
-        self._mark = f"\ue000{secrets.token_hex(12)}\ue001"
+        self._mark = secrets.token_hex(16)  # ASCII letters and digits: templates print it as it is, also in JSON
 
-    def marked(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return a conversation with marks in place of what its users typed; mostly the conversation itself."""
-        return [self._marked(message) if self._is_in(message) else message for message in messages]
+    def marked(self, value: T) -> T:
+        """Return what a template is given with marks in place of what users typed; mostly the value itself."""
+        return self._marked(value) if self._is_in(value) else value
 
     def unmarked(self, text: str) -> str:
         """Undo that in a text which the template made."""
@@ -102,7 +105,7 @@ class PlainPlaceholders:
         if isinstance(value, str):
             return self._text in value
         if isinstance(value, Mapping):
-            return any(map(self._is_in, value.values()))
+            return any(map(self._is_in, (*value, *value.values())))
         return isinstance(value, (list, tuple)) and any(map(self._is_in, value))
 
     def _marked(self, value: Any) -> Any:
@@ -111,7 +114,7 @@ class PlainPlaceholders:
         if type(value) is ImagePart:
             return value
         if isinstance(value, Mapping):
-            return {key: self._marked(item) for key, item in value.items()}
+            return {self._marked(key): self._marked(item) for key, item in value.items()}
         return [self._marked(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 

@@ -85,11 +85,11 @@ def _seen(
     plain = PlainPlaceholders(processor, seeing.placeholder_id)
     rendered = processor.template.render(
         plain.marked(messages),
-        tools=tools,
-        documents=chat.documents,
+        tools=plain.marked(tools),
+        documents=plain.marked(chat.documents),
         add_generation_prompt=chat.add_generation_prompt,
         continue_final_message=chat.continues,
-        template_kwargs=template_kwargs,
+        template_kwargs=plain.marked(template_kwargs),
     )
     if chat.input_ids is None:
         ids = plain.encode(rendered.text, add_special_tokens=chat.adds_special_tokens, keeps=keeps)
