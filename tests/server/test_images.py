@@ -121,6 +121,20 @@ def test_several(server: SeeingHarness) -> None:
     assert all(ids[span.start : span.start + span.num] == [pad] * span.num for span in (cat, dog, again))
 
 
+def test_images_that_fill_the_context(server: SeeingHarness) -> None:
+    """The error says what part of the prompt they are."""
+    error = ask(server, part(data_url(png(280, 280))), part(CAT), text("a" * 4000)).json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert error["message"].endswith("; 102 tokens of the prompt stand for its images")
+    body = {"text": f"{PAD} {'a' * 4100}", "image_data": CAT}
+    assert (
+        server.post("/generate", body)
+        .json()["error"]["message"]
+        .endswith("; 2 tokens of the prompt stand for its images")
+    )
+    assert "images" not in ask(server, text("a" * 5000)).json()["error"]["message"]
+
+
 def test_what_users_type_is_text(server: SeeingHarness) -> None:
     """A placeholder in a text is its characters, beside an image and without one."""
     said = f"a {PAD}{PAD} b"

@@ -154,6 +154,13 @@ def shown(processor: Processor, prompt: Ids, parts: Sequence[Message], name: str
     return with_media(replace(prompt, ids=made.ids), made.media)
 
 
+def of_images(error: RequestError, media: Sequence[MediaSpan]) -> RequestError:
+    """Return the refusal of a prompt that is too long, with what its images have of it."""
+    num = sum(span.num for span in media)
+    text = f"{error.message}; {num} tokens of the prompt stand for its images"
+    return RequestError(text, param=error.param, code=error.code)
+
+
 def cuts_images(name: str) -> RequestError:
     """Return the refusal of a prompt with images that is too long, and was to be cut."""
     text = "a prompt with images is not cut; send less text or fewer images"

@@ -16,12 +16,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat, Ids, Names, Prompt, Request, Text
 from dovetail.grammar.spec.fields import RequestedGrammar, read_grammar
 from dovetail.messages import SamplerParams, Submit
 from dovetail.messages.media import MediaSpan
 from dovetail.processing.constraints import NONE, Constraints, chat_constraints, text_constraints
-from dovetail.processing.image_parts import cuts_images, shown, with_images, with_media
+from dovetail.processing.image_parts import cuts_images, media_of, of_images, shown, with_images, with_media
 from dovetail.processing.processor import Processor
 from dovetail.processing.prompts import ChatTokens, chat_prompt, cut_to, last_words, without_oldest
 from dovetail.processing.refusals import context_too_short, empty_prompt, fields_named, no_infill
@@ -215,7 +216,7 @@ class Preparation:
             if prompt.images:
                 raise cuts_images(name)
             made = replace(made, ids=cut, text=self._decoded(cut))
-        self._max_tokens(len(made.ids))
+        self._max_tokens(len(made.ids), media_of(made))
         return made
 
     def _chat_ids(self, chat: Chat, keeps: bool) -> Ids:
@@ -244,7 +245,7 @@ class Preparation:
         ids = self._cut(whole)
         if media and len(ids) < len(whole):
             raise cuts_images(self.request.names.prompt)
-        self._max_tokens(len(ids))
+        self._max_tokens(len(ids), media)
         return with_media(Ids(ids=ids, text=last_words(messages) if chat.echoes else "", tail=tail), media)
 
     def _cut(self, ids: list[int]) -> list[int]:
@@ -280,7 +281,7 @@ class Preparation:
             raise no_infill()
         return fill_in
 
-    def _max_tokens(self, num_prompt: int) -> int:
+    def _max_tokens(self, num_prompt: int, media: tuple[MediaSpan, ...] = ()) -> int:
         """Return how many tokens a reply may have.
 
         Raises:
@@ -291,7 +292,12 @@ class Preparation:
         if self._clamps:
             wanted, default = None, wanted
         names = request.names
-        return fit_output(num_prompt, wanted, default, self._processor.limits, (names.prompt, names.limit))
+        try:
+            return fit_output(num_prompt, wanted, default, self._processor.limits, (names.prompt, names.limit))
+        except RequestError as error:
+            if not media:
+                raise
+            raise of_images(error, media) from None
 
     def _prepare(self, tail: str | None, max_tokens: int, prompt_logprobs_start: int | None) -> PreparedRequest:
         request, processor, limits = self.request, self._processor, self._processor.limits

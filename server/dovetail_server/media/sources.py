@@ -44,9 +44,7 @@ def of_base64(text: str) -> bytes:
         try:
             data = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
         except ValueError:
-            raise _invalid(
-                f"the image is no valid base64{_hint(text)}; send the standard alphabet (A-Z a-z 0-9 + /)"
-            ) from None
+            raise _invalid(f"the image is no valid base64; {_hint(text)}") from None
     if len(data) > MAX_IMAGE_BYTES:
         raise too_large("the image")
     return data
@@ -54,8 +52,10 @@ def of_base64(text: str) -> bytes:
 
 def _hint(text: str) -> str:
     if text[:5].lower() == "data:":
-        return ": it begins with data: and belongs where a URL does, or without what stands before its comma"
-    return " but URL-safe base64 (- and _)" if "-" in text or "_" in text else ""
+        return "it begins with data:; send what follows its comma"
+    if "-" in text or "_" in text:
+        return "it has the URL-safe alphabet (- and _); send the standard one (+ and /)"
+    return "send the standard alphabet (A-Z a-z 0-9 + /)"
 
 
 def _invalid(message: str) -> MediaError:
