@@ -92,7 +92,13 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/chat/completions", {**CHAT, "use_beam_search": True}, "use_beam_search", "best_of"),
     ("/v1/chat/completions", {**CHAT, "data_parallel_rank": 1}, "data_parallel_rank", "the server chooses the engine"),
     ("/v1/chat/completions", {**CHAT, "custom_logit_processor": "x"}, "custom_logit_processor", "never run"),
-    ("/generate", {"text": "hi", "video_data": ["x"]}, "video_data", "text only"),
+    ("/generate", {"text": "hi", "video_data": ["x"]}, "video_data", "reads text and images"),
+    (
+        "/v1/chat/completions",
+        {**CHAT, "mm_processor_kwargs": {"a": 1}},
+        "mm_processor_kwargs",
+        "model's folder",
+    ),
     ("/generate", {"text": "hi", "sampling_params": {"beam_width": 4}}, "sampling_params.beam_width", "best_of"),
 ]
 

@@ -150,7 +150,7 @@ REFUSED = {
     "--no-trust-remote-code --uds /tmp/x": "--host",
     "--preferred-sampling-params '{\"heat\": 1}'": "temperature",
     "--default-chat-template-kwargs nope": "JSON",
-    "--mmproj x.gguf": "text only",
+    "--mmproj x.gguf": "--processor auto",
     "-ctk q8_0": "--kv-cache-dtype",
     "--temp 0.7": "--preferred-sampling-params",
     "-md draft.gguf": "draft models",

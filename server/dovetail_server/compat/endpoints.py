@@ -13,7 +13,7 @@ def _all(paths: str, why: str) -> dict[str, str]:
 WEIGHTS = "weights are loaded once; restart the server to serve others"
 PROFILE = "there is no such tool here; POST /start_profile looks into steps, GET /metrics counts them"
 EMBEDS = "POST /v1/embeddings gives vectors, /v1/classify scores of labels, /v1/score and /v1/rerank compare texts"
-SPEECH = "this server reads and writes text only"
+SPEECH = "this server reads text and images, and writes text only"
 LORA = "adapters are not served; merge the adapter into the weights"
 CACHE = "the prefix cache is on the device alone; POST /flush_cache empties it"
 SLEEP = "this server does not sleep; stop it, and start it again when it is needed"

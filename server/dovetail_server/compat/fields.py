@@ -18,7 +18,7 @@ def _all(names: str, why: str, at: tuple[Any, ...] | None = OFF) -> dict[str, Fo
     return {name: ForeignName(why, at) for name in names.split()}
 
 
-NOT_A_TEXT = "this server reads and writes text only"
+NOT_A_TEXT = "this server reads text and images, and writes text only"
 EXPERTS = "which experts a token went to is not reported"
 DISAGGREGATED = "an engine computes both prefill and decode here; send the request without it"
 
@@ -72,10 +72,11 @@ FIELDS: dict[str, ForeignName] = {
     ),
     **_all(
         "max_dynamic_patch min_dynamic_patch image_max_dynamic_patch video_max_dynamic_patch use_audio_in_video "
-        "images_config video_config mm_processor_kwargs media_io_kwargs video_data audio_data mm_hashes "
+        "images_config video_config media_io_kwargs video_data audio_data mm_hashes "
         "mm_content_hashes need_wait_for_mm_inputs return_mm_kwargs",
         NOT_A_TEXT,
     ),
+    "mm_processor_kwargs": ForeignName("images are processed as the model's folder says"),
     "mm_payload": ForeignName("it only says how pictures would be written", None),
     "modalities": ForeignName(NOT_A_TEXT, (*OFF, ["text"])),
     **_all(

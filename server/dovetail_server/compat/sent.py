@@ -96,7 +96,10 @@ SENT: dict[str, ForeignName] = {
     "enable_code_interpreter": ForeignName("this server runs no code; offer a tool that does"),
     "mask_sensitive_info": ForeignName("this server masks nothing"),
     **_all("user_id", TRACED, None),
-    **_all("vl_high_resolution_images asr_options translation_options", "this server reads and writes text only"),
+    **_all(
+        "vl_high_resolution_images asr_options translation_options",
+        "this server reads text and images, and writes text only",
+    ),
     **_all("enable_source search_strategy", SEARCHES),
     # Of LiteLLM what tells it where and how to send; a body that still has it was sent past it
     **_all("api_base base_url api_version custom_llm_provider organization deployment_id model_list", ROUTED, None),
