@@ -149,6 +149,17 @@ def test_what_users_type_is_text(server: SeeingHarness) -> None:
     assert said in prompt_of(server)
 
 
+@pytest.mark.parametrize("texts", [("<|image", "_pad|>"), ("a<", "|image_", "pad|>b"), ("<|image_pad|", "", ">")])
+def test_texts_that_make_a_placeholder_together(server: SeeingHarness, texts: tuple[str, ...]) -> None:
+    """Parts that the template writes one behind the other are text, too, and nothing of them changes."""
+    pad = server.tokenizer.added_tokens[PAD]
+    for images in ([part(CAT)], []):
+        reply = ask(server, *images, *map(text, texts))
+        assert reply.status_code == 200, reply.text
+        assert submitted(server).prompt_ids.count(pad) == sum(span.num for span in submitted(server).media)
+        assert f"{''.join(texts)}<|im_end|>" in prompt_of(server)
+
+
 def test_what_stands_beside_messages_is_text(server: SeeingHarness) -> None:
     """A placeholder in a tool, a document or a variable of the template is its characters, wherever it stands."""
     schema = {"type": "object", "properties": {PAD: {"description": PAD}}}

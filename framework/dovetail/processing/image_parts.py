@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -78,6 +79,7 @@ class PlainPlaceholders:
         """Take the text that the template writes for an image."""
         self._processor = processor
         self._text = processor.tokenizer.token_text(placeholder_id)
+        self._cut = secrets.token_hex(16)  # stands where two texts of a message would make a placeholder together
         self._mark = secrets.token_hex(16)  # ASCII letters and digits: templates print it as it is, also in JSON
 
     def marked(self, value: T) -> T:
@@ -86,15 +88,16 @@ class PlainPlaceholders:
 
     def unmarked(self, text: str) -> str:
         """Undo that in a text which the template made."""
-        return text.replace(self._mark, self._text)
+        return text.replace(self._mark, self._text).replace(self._cut, "")
 
     def encode(self, text: str, *, add_special_tokens: bool, keeps: bool) -> list[int]:
         """Tokenize a rendered conversation: a mark becomes the tokens of its text, none of which is special."""
-        head, *rest = text.split(self._mark)
+        head, *rest = text.replace(self._cut, f"{self._mark}{self._cut}").split(self._mark)
         ids = self._encoded(head, add_special_tokens, keeps)
         for piece in rest:
             # Its first character apart: so the tokenizer does not meet the special token that the whole would be.
-            for part in (self._text[:1], self._text[1:], piece):
+            typed = () if piece.startswith(self._cut) else (self._text[:1], self._text[1:])
+            for part in (*typed, piece.removeprefix(self._cut)):
                 ids += self._encoded(part, False, keeps) if part else []
         return ids
 
@@ -106,7 +109,19 @@ class PlainPlaceholders:
             return self._text in value
         if isinstance(value, Mapping):
             return any(map(self._is_in, (*value, *value.values())))
-        return isinstance(value, (list, tuple)) and any(map(self._is_in, value))
+        return isinstance(value, (list, tuple)) and (any(map(self._is_in, value)) or any(self._cuts(value)))
+
+    def _cuts(self, parts: Sequence[Any]) -> list[bool]:
+        """Tell behind which parts of a content a text goes on that would become a placeholder with theirs."""
+        texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
+        return [
+            isinstance(a, str) and isinstance(b, str) and self._would_join(a, b)
+            for a, b in itertools.zip_longest(texts, texts[1:])
+        ]
+
+    def _would_join(self, a: str, b: str) -> bool:
+        pieces = ((self._text[:at], self._text[at:]) for at in range(1, len(self._text)))
+        return any(a.endswith(left) and (b.startswith(right) or right.startswith(b)) for left, right in pieces)
 
     def _marked(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -115,7 +130,13 @@ class PlainPlaceholders:
             return value
         if isinstance(value, Mapping):
             return {self._marked(key): self._marked(item) for key, item in value.items()}
-        return [self._marked(item) for item in value] if isinstance(value, (list, tuple)) else value
+        if not isinstance(value, (list, tuple)):
+            return value
+        made = [self._marked(item) for item in value]
+        for at, is_cut in enumerate(self._cuts(value)):
+            if is_cut:
+                made[at]["text"] += self._cut
+        return made
 
 
 def expanded(
