@@ -96,6 +96,14 @@ def test_an_image(server: SeeingHarness) -> None:
     server.eventually(lambda: files_in(server) == [])
 
 
+def test_the_server_says_whether_its_model_sees(server: SeeingHarness, harness: Harness) -> None:
+    """How many images a request may have, or why none; llama.cpp's name for it says the same."""
+    for each, most, why in ((server, 3, None), (harness, 0, "this model is served for text only")):
+        info = each.get("/model_info").json()
+        assert (info["max_images"], info["no_images"]) == (most, why)
+        assert each.get("/props").json()["modalities"]["vision"] is bool(most)
+
+
 def test_text_says_nothing_of_images(server: SeeingHarness) -> None:
     """A request without images costs none, and its usage has no word of them."""
     reply = ask(server, text("Hi"))

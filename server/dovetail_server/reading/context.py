@@ -88,6 +88,11 @@ class ReadingContext(ServingContext):
         if self.bodies.is_on:
             text.keep_inline()
 
+    @property
+    def max_images(self) -> int:
+        """Images that a request may have, if the model sees any."""
+        return self.settings.limit_mm_per_prompt.get("image", MAX_IMAGES)
+
     async def in_thread(self, work: Callable[..., T], *args: object) -> T:
         """Run what takes a while for one request in a thread, when it is its caller's turn, and return its result."""
         async with self._preparing.turn(CALLER.get().owner, is_background=False):
@@ -95,8 +100,7 @@ class ReadingContext(ServingContext):
 
     def _media_rules(self, text: Processor) -> MediaRules | None:
         """Return what images may be, and have them loaded by other processes; None where there can be none."""
-        settings = self.settings
-        most = settings.limit_mm_per_prompt.get("image", MAX_IMAGES)
+        settings, most = self.settings, self.max_images
         if text.images is None:
             return None
         if not most or not settings.body_processes:

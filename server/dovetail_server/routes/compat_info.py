@@ -30,7 +30,7 @@ async def props(state: State) -> Response:
             "chat_template": text.template.source,
             "bos_token": special.get("bos_token", ""),
             "eos_token": special.get("eos_token", ""),
-            "modalities": {"vision": False, "audio": False},
+            "modalities": {"vision": not text.template.no_images, "audio": False},
             "build_info": f"dovetail-{dovetail.__version__}",
             "is_sleeping": False,
         }

@@ -36,6 +36,7 @@ def shown_reply(value: Any) -> Response:
 async def model_info(state: State) -> Response:
     """Facts of the model."""
     settings, info = state.settings, state.info
+    no_images = state.text.template.no_images
     return shown_reply(
         {
             "model_path": settings.model_path,
@@ -46,6 +47,8 @@ async def model_info(state: State) -> Response:
             "dtype": info.dtype,
             "vocab_size": info.vocab_size,
             "context_length": state.text.limits.context_len,
+            "max_images": 0 if no_images else state.max_images,
+            "no_images": no_images or None,
             "reasoning_parser": settings.reasoning_parser,
             "tool_call_parser": settings.tool_call_parser,
             "preferred_sampling_params": dict(state.text.limits.defaults),
