@@ -272,7 +272,7 @@ def test_images_are_refused_politely(screen: Screen) -> None:
       document.getElementById("composer").dispatchEvent(event);
     }"""
     page.evaluate(paste, "image/png")
-    page.get_by_text("This page sends text only, so the image was left out.").wait_for()
+    page.get_by_text("a.png was left out: this model is served for text only.").wait_for()
     page.evaluate(paste, "text/plain")
     page.get_by_label("Remove a.txt").wait_for()
 

@@ -15,11 +15,13 @@ from dovetail_server.playground import INDEX, Asset, assets
 
 router = APIRouter(include_in_schema=False)
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
-    "trusted-types 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; font-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""No script or style in the page, nothing from or to another host, and no text that is ever read as HTML."""
+"""No script or style in the page, nothing from or to another host, and no text that is ever read as HTML.
+
+`blob:` is for previews of images that somebody attaches: only a script of the page can make such an address."""
 
 
 @router.get("/playground")

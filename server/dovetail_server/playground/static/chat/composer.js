@@ -1,12 +1,15 @@
-// Where one types: Enter sends, Shift and Enter makes a new line, Escape stops a reply; files go along as text.
+// Where one types: Enter sends, Shift and Enter makes a new line, Escape stops a reply; files go along as text, or as images.
+import { facts } from "../core/facts.js";
 import { html, useEffect, useRef, useState } from "../core/html.js";
+import { imageOf, KINDS, refusalOf, TYPES } from "../core/images.js";
+import { newId } from "../core/tree.js";
 import { IconButton } from "../parts/buttons.js";
 import { Icon } from "../parts/icons.js";
 import { plain } from "../parts/text.js";
 
 const MOST_BYTES = 1 << 20;
 
-/** What is sent: the text, and each file under its name, in a fence that nothing in it ends. */
+/** What is sent: the text, and each text file under its name, in a fence that nothing in it ends. */
 export function withFiles(text, files) {
   const parts = files.map(({ name, content }) => {
     const longest = Math.max(2, ...(content.match(/`+/g) ?? []).map((run) => run.length));
@@ -18,7 +21,6 @@ export function withFiles(text, files) {
 
 /** `{name, content}` of a file; throws a sentence for people where it is no text. */
 async function textOf(file) {
-  if (file.type.startsWith("image/")) throw new Error(`${file.name}: this page sends text only, so the image was left out.`);
   if (file.size > MOST_BYTES) throw new Error(`${file.name} has more than 1 MiB and was left out.`);
   let content = "\0";
   try {
@@ -30,10 +32,14 @@ async function textOf(file) {
   return { name: file.name, content };
 }
 
-export function Composer({ draft, setDraft, files, setFiles, isRunning, canSend, onSend, onStop, onEditLast }) {
+/** `numImages`: those that the conversation has already, which go along each time. */
+export function Composer({ draft, setDraft, files, setFiles, numImages, isRunning, canSend, onSend, onStop, onEditLast }) {
   const [notice, setNotice] = useState("");
   const area = useRef(null);
   const picker = useRef(null);
+  const imagePicker = useRef(null);
+  const most = facts.info?.max_images ?? 0;
+  const images = files.filter(({ url }) => url);
   useEffect(() => {
     const element = area.current; // grows with its text
     element.style.height = "auto";
@@ -43,7 +49,7 @@ export function Composer({ draft, setDraft, files, setFiles, isRunning, canSend,
     event?.preventDefault();
     setNotice("");
     const text = area.current.value; // a key may come before what was typed has been laid out
-    if ((text.trim() || files.length) && canSend) onSend(withFiles(text, files), text.trim() || files[0].name);
+    if ((text.trim() || files.length) && canSend) onSend(withFiles(text, files.filter(({ url }) => !url)), text.trim() || files[0].name, images);
   };
   const key = (event) => {
     if (event.isComposing) return;
@@ -54,7 +60,16 @@ export function Composer({ draft, setDraft, files, setFiles, isRunning, canSend,
     else if (event.key === "ArrowUp" && area.current.value === "") onEditLast();
   };
   const take = async (given) => {
-    const read = await Promise.allSettled(given.map(textOf));
+    let free = most - numImages - images.length;
+    const attached = async (file) => {
+      if (!file.type.startsWith("image/")) return textOf(file);
+      if (!most) throw new Error(`${file.name} was left out: ${facts.info?.no_images ?? "the server does not answer yet"}.`);
+      const refusal = refusalOf(file) || (free > 0 ? "" : `${file.name} was left out: a conversation may have ${most} image${most === 1 ? "" : "s"}.`);
+      if (refusal) throw new Error(refusal);
+      free -= 1;
+      return { id: newId(), ...(await imageOf(file)) };
+    };
+    const read = await Promise.allSettled(given.map(attached));
     setNotice(read.filter(({ reason }) => reason).map(({ reason }) => reason.message).join(" "));
     const found = read.filter(({ status }) => status === "fulfilled").map(({ value }) => value);
     if (found.length) setFiles((all) => [...all, ...found]);
@@ -70,16 +85,26 @@ export function Composer({ draft, setDraft, files, setFiles, isRunning, canSend,
     take([...target.files]);
     target.value = ""; // the same file may be chosen again
   };
-  const drop = (index) => setFiles((all) => all.filter((_, i) => i !== index));
+  const drop = (index) => {
+    if (files[index].preview) URL.revokeObjectURL(files[index].preview);
+    setFiles((all) => all.filter((_, i) => i !== index));
+    area.current.focus();
+  };
   return html`<form class="composer" onSubmit=${submit} onDragOver=${(event) => event.preventDefault()} onDrop=${dropped}>
     ${notice && html`<p class="note" role="status">${plain(notice)}</p>`}
     ${files.length > 0 && html`<ul class="files" aria-label="Attached files">${files.map(
-      ({ name, content }, i) => html`<li key=${i}><span title=${name}>${plain(name)}</span> <small>${size(content.length)}</small>
+      ({ name, content, size, preview }, i) => html`<li key=${i}>${preview && html`<img src=${preview} alt=${`Preview of ${name}`} />`}<span title=${name}>${plain(name)}</span> <small>${preview ? bytes(size) : characters(content.length)}</small>
         <${IconButton} icon="close" label=${`Remove ${name}`} onClick=${() => drop(i)} /></li>`,
     )}</ul>`}
+    ${images.length > 0 && html`<p class="note">${numImages + images.length} of ${most} images of a conversation: ${KINDS}.</p>`}
     <div class="box">
       <${IconButton} icon="clip" label="Attach text files" onClick=${() => picker.current.click()} />
       <input ref=${picker} type="file" multiple hidden aria-label="Text files" onChange=${picked} />
+      ${
+        most > 0 &&
+        html`<${IconButton} icon="image" label="Attach images" title=${`Attach images: ${KINDS}, ${most} in a conversation`} onClick=${() => imagePicker.current.click()} />
+      <input ref=${imagePicker} type="file" accept=${TYPES.join()} multiple hidden aria-label="Images" onChange=${picked} />`
+      }
       <textarea ref=${area} rows="1" id="composer" aria-label="Your message" placeholder="Ask something" value=${draft} autofocus
         onInput=${(event) => setDraft(event.target.value)} onKeyDown=${key} onPaste=${dropped}></textarea>
       ${
@@ -91,6 +116,10 @@ export function Composer({ draft, setDraft, files, setFiles, isRunning, canSend,
   </form>`;
 }
 
-function size(characters) {
-  return characters < 1000 ? `${characters} characters` : `${Math.round(characters / 1000)} K characters`;
+function characters(count) {
+  return count < 1000 ? `${count} characters` : `${Math.round(count / 1000)} K characters`;
+}
+
+function bytes(count) {
+  return count < 1 << 20 ? `${Math.ceil(count / 1024)} KiB` : `${(count / (1 << 20)).toFixed(1)} MiB`;
 }

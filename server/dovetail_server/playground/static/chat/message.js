@@ -1,11 +1,12 @@
 // One message: what was asked, or a reply with its reasoning, tool calls and figures.
 import { html, useEffect, useState } from "../core/html.js";
 import { facts } from "../core/facts.js";
+import { previewOf } from "../core/images.js";
 import { figures, seconds } from "../core/reply.js";
 import { CopyButton, IconButton } from "../parts/buttons.js";
 import { Markdown } from "../parts/markdown.js";
 import { Report } from "../parts/report.js";
-import { Long, plain } from "../parts/text.js";
+import { Long, plain, unordered } from "../parts/text.js";
 import { Tokens } from "../parts/tokens.js";
 import { Calls, Result } from "./calls.js";
 import { canContinue } from "./session.js";
@@ -64,12 +65,24 @@ function Asked({ node, branches, actions }) {
     </article>`;
   }
   return html`<article class="asked" aria-label="You">
-    <div class="bubble" dir="auto" ...${node.content.length > TALL ? SCROLLS : {}}>${node.content.length > LONG ? html`<${Long} text=${node.content} />` : plain(node.content)}</div>
+    ${node.images?.length > 0 && html`<${Pictures} images=${node.images} />`}
+    ${node.content && html`<div class="bubble" dir="auto" ...${node.content.length > TALL ? SCROLLS : {}}>${node.content.length > LONG ? html`<${Long} text=${node.content} />` : plain(node.content)}</div>`}
     <footer>${branches}
       <${IconButton} icon="edit" label="Edit" class="quiet edit" onClick=${() => setIsEdited(true)} />
       <${CopyButton} text=${node.content} what="question" />
     </footer>
   </article>`;
+}
+
+/** The images of a question, each with what the server has against it. */
+function Pictures({ images }) {
+  return html`<ul class="pictures" aria-label="Images">${images.map((image, i) => {
+    const from = previewOf(image);
+    return html`<li key=${i}>
+      ${from ? html`<img src=${from} alt=${unordered(image.name)} title=${image.name} />` : html`<span class="note">${plain(image.name)} is not in this window, and the model is told so.</span>`}
+      ${image.problem && html`<p class="problem">${plain(image.problem)}</p>`}
+    </li>`;
+  })}</ul>`;
 }
 
 function Reply({ node, branches, isLast, actions }) {

@@ -1,6 +1,7 @@
 // Chat: the list of conversations, the one that is open, and its settings.
 import { html, useCallback, useEffect, useLayoutEffect, useMemo, useReducer, useRef, useState } from "../core/html.js";
 import { facts, watchFacts } from "../core/facts.js";
+import { hold, previewOf } from "../core/images.js";
 import { rememberSettings } from "../core/settings.js";
 import { save } from "../core/store.js";
 import { IconButton } from "../parts/buttons.js";
@@ -61,12 +62,12 @@ export function ChatPage({ id }) {
   };
   const actions = {
     choose: (node) => (conversation.choose(node), save(conversation)),
-    edit: (node, text) => begin(() => send(conversation, text, node.parent)),
+    edit: (node, text) => begin(() => send(conversation, text, node.parent, text, node.images?.filter(({ problem }) => !problem))),
     amend: (node, text) => (amend(conversation, node, text), true),
     resume: (node) => begin(() => resume(conversation, node)),
     retry: (node) => begin(() => reply(conversation, node.parent)),
     answer: (node, answers) => begin(() => answerCalls(conversation, node, answers)),
-    program: (node) => setProgram(requestOf(conversation, path.slice(0, path.indexOf(node))).body),
+    program: (node) => setProgram(requestOf(conversation, path.slice(0, path.indexOf(node)), true).body),
     branch: async (node) => {
       const copy = conversation.branch(node);
       await save(copy);
@@ -81,9 +82,9 @@ export function ChatPage({ id }) {
     if (path.length) save(conversation);
     redraw();
   };
-  const onSend = (text, words) => {
+  const onSend = (text, words, images = []) => {
     if (isRunning(conversation)) return;
-    if (!begin(() => send(conversation, text, conversation.path().at(-1)?.id ?? "", words))) return;
+    if (!begin(() => send(conversation, text, conversation.path().at(-1)?.id ?? "", words, hold(images)))) return;
     setDraft("");
     setFiles([]);
   };
@@ -117,14 +118,14 @@ export function ChatPage({ id }) {
         <${IconButton} icon="menu" label="Conversations" class="quiet small-only" aria-expanded=${panel === "list"} onClick=${() => setPanel(panel === "list" ? null : "list")} />
         <h1 dir="auto" title=${conversation.title}>${plain(conversation.title) || "New conversation"}</h1>
         <${IconButton} icon="plus" label="New conversation" class="quiet small-only" onClick=${onNew} />
-        <${IconButton} icon="code" label="Show code" disabled=${!path.length} onClick=${() => setProgram(requestOf(conversation, path).body)} />
+        <${IconButton} icon="code" label="Show code" disabled=${!path.length} onClick=${() => setProgram(requestOf(conversation, path, true).body)} />
         <${IconButton} icon="sliders" label="Settings" aria-expanded=${panel === "settings" || hasSettings}
           onClick=${() => (innerWidth <= 1100 ? setPanel(panel === "settings" ? null : "settings") : setHasSettings(!hasSettings))} />
       </div>
       <${Messages} conversation=${conversation} path=${path} actions=${latest} onIdea=${(idea) => onSend(idea)} />
       <div class="foot">
         ${notice && html`<p class="problem" role="alert">${notice}</p>`}
-        <${Composer} draft=${draft} setDraft=${setDraft} files=${files} setFiles=${setFiles} isRunning=${runs} canSend=${facts.state === "known"} onSend=${onSend}
+        <${Composer} draft=${draft} setDraft=${setDraft} files=${files} setFiles=${setFiles} numImages=${path.flatMap(({ images }) => images ?? []).filter(previewOf).length} isRunning=${runs} canSend=${facts.state === "known"} onSend=${onSend}
           onStop=${() => stop(conversation)} onEditLast=${editLast} />
       </div>
       <p class="unseen" role="status">${said}</p>

@@ -1,5 +1,6 @@
 // The conversations of this window and the replies that are being written, whichever page is shown.
 import { facts } from "../core/facts.js";
+import { blame, hold } from "../core/images.js";
 import { emptyReply, write } from "../core/reply.js";
 import { bodyOf, lastSettings } from "../core/settings.js";
 import { load, save } from "../core/store.js";
@@ -49,18 +50,19 @@ export function stop(conversation) {
   running.get(conversation.id)?.abort();
 }
 
-/** The body of the request that a reply to the messages up to `path`'s last would be. */
-export function requestOf(conversation, path) {
+/** The body of the request that a reply to the messages up to `path`'s last would be; `isShown`: without images' data. */
+export function requestOf(conversation, path, isShown = false) {
   const { settings } = conversation;
   const { body, problems } = bodyOf(settings);
   const model = facts.names.includes(settings.model) ? settings.model : facts.names[0];
-  return { body: { model, messages: asMessages(path, settings.system), ...body }, problems };
+  return { body: { model, messages: asMessages(path, settings.system, isShown), ...body }, problems };
 }
 
-/** Add what somebody typed after `parent`, and have it answered; a conversation without a title gets one of `words`. */
-export function send(conversation, text, parent, words = text) {
+/** Add what somebody typed after `parent`, and have it answered; a conversation without a title gets one of `words`. `images` are held already. */
+export function send(conversation, text, parent, words = text, images = []) {
   if (!conversation.title) conversation.title = titleOf(words);
-  const node = conversation.add(parent, { role: "user", content: text });
+  const named = images.map(({ id, name, type }) => ({ id, name, type }));
+  const node = conversation.add(parent, { role: "user", content: text, ...(named.length ? { images: named } : {}) });
   return reply(conversation, node.id);
 }
 
@@ -78,7 +80,7 @@ export function reply(conversation, parent) {
   const path = conversation.path();
   const upTo = path.slice(0, path.findIndex((node) => node.id === parent) + 1);
   const { body } = requestOf(conversation, upTo);
-  return follow(conversation, body, () => conversation.add(parent, emptyReply(body.model)));
+  return follow(conversation, upTo, body, () => conversation.add(parent, emptyReply(body.model)));
 }
 
 /** Put a changed reply beside the one that came, on a branch of its own; the model is not asked. */
@@ -97,14 +99,15 @@ export function canContinue(node) {
 
 /** Have the model go on behind what came of the conversation's last reply. */
 export function resume(conversation, node) {
-  const { body } = requestOf(conversation, conversation.path());
+  const path = conversation.path();
+  const { body } = requestOf(conversation, path);
   const going = { ...body, continue_final_message: true, add_generation_prompt: false };
-  const again = { state: "writing", error: null, finish: null, report: null, isContinued: true };
-  return follow(conversation, going, () => Object.assign(node, again));
+  const again = { state: "writing", error: null, param: null, finish: null, report: null, isContinued: true };
+  return follow(conversation, path, going, () => Object.assign(node, again));
 }
 
-/** Write into the message that `begin` returns, keeping it now and then. */
-async function follow(conversation, body, begin) {
+/** Write into the message that `begin` returns, keeping it now and then; `path` is what `body` has of the conversation. */
+async function follow(conversation, path, body, begin) {
   open.set(conversation.id, conversation);
   const stopper = new AbortController();
   running.set(conversation.id, stopper);
@@ -119,7 +122,13 @@ async function follow(conversation, body, begin) {
     }
   };
   changed();
+  for (const asked of path.filter(({ images }) => images?.some(({ problem }) => problem))) {
+    for (const image of asked.images) delete image.problem;
+    conversation.touch(asked);
+  }
   await write(node, body, stopper.signal, changed);
+  const asked = blame(node, body.messages, path);
+  for (const changedToo of asked ? [asked, node] : []) conversation.touch(changedToo);
   running.delete(conversation.id);
   conversation.changed();
   await save(conversation);

@@ -5,10 +5,11 @@ const KEY = "dovetail-key";
 
 /** What the server, or the way to it, has against a request. `message` is for people. */
 export class ServerError extends Error {
-  constructor(message, { status = 0, code = null, retryAfter = null } = {}) {
+  constructor(message, { status = 0, code = null, param = null, retryAfter = null } = {}) {
     super(message);
     this.status = status;
     this.code = code;
+    this.param = param;
     this.retryAfter = retryAfter;
   }
 }
@@ -74,6 +75,7 @@ async function errorOf(response) {
   return new ServerError(asSentence(message), {
     status: response.status,
     code: said?.code ?? null,
+    param: said?.param ?? null,
     retryAfter: response.headers.get("retry-after"),
   });
 }

@@ -15,6 +15,7 @@ export function emptyReply(model) {
     tokens: [],
     state: "writing",
     error: null,
+    param: null,
     finish: null,
     usage: null,
     report: null,
@@ -44,6 +45,7 @@ export async function write(reply, body, signal, changed, path = "v1/chat/comple
     else {
       reply.state = "failed";
       const isOurs = error instanceof ServerError;
+      reply.param = error.param ?? null;
       reply.error = isOurs ? error.message : reply.times.first ? BROKEN : asSentence(error.message);
     }
   }
@@ -53,7 +55,7 @@ export async function write(reply, body, signal, changed, path = "v1/chat/comple
 
 /** Add one chunk of the stream. */
 export function fold(reply, chunk) {
-  if (chunk.error) throw new ServerError(asSentence(chunk.error.message), { code: chunk.error.code });
+  if (chunk.error) throw new ServerError(asSentence(chunk.error.message), { code: chunk.error.code, param: chunk.error.param });
   if (chunk.usage) reply.usage = chunk.usage;
   const choice = chunk.choices?.[0];
   if (!choice) return;

@@ -54,8 +54,10 @@ function conversationOf(one) {
   return { id: one.id, title: one.title.slice(0, 200), updated, settings: settingsOf(one.settings), nodes, chosen };
 }
 
-function askedOf({ role, content, call, name }) {
-  return role === "tool" ? { role, content, call: textOr(call, ""), name: textOr(name, "") } : { role, content };
+function askedOf({ role, content, call, name, images }) {
+  if (role === "tool") return { role, content, call: textOr(call, ""), name: textOr(name, "") };
+  const named = (Array.isArray(images) ? images : []).filter((image) => isText(image?.name));
+  return { role, content, ...(named.length ? { images: named.map(({ name }) => ({ id: "", name, type: "" })) } : {}) };
 }
 
 function replyOf(node) {

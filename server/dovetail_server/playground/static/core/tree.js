@@ -1,4 +1,5 @@
 // A conversation: a tree of messages, since editing and retrying begin new branches, and the path that is shown.
+import { partOf } from "./images.js";
 
 export function newId() {
   return crypto.getRandomValues(new Uint32Array(3)).reduce((all, part) => all + part.toString(36), "");
@@ -115,14 +116,21 @@ function groups(nodes) {
 }
 
 /** Messages as the API takes them. */
-export function asMessages(path, system) {
+export function asMessages(path, system, isShown = false) {
   const found = system ? [{ role: "system", content: system }] : [];
   for (const node of path) {
     if (node.role === "tool") found.push({ role: "tool", tool_call_id: node.call, content: node.content });
-    else if (node.role === "user") found.push({ role: "user", content: node.content });
+    else if (node.role === "user") found.push({ role: "user", content: asAsked(node, isShown) });
     else found.push(asAssistant(node));
   }
   return found;
+}
+
+/** The text alone, or its images, so that their numbers are those of the parts, and the text behind them. */
+function asAsked({ content, images }, isShown) {
+  if (!images?.length) return content;
+  const parts = images.map((image) => partOf(image, isShown));
+  return content ? [...parts, { type: "text", text: content }] : parts;
 }
 
 function asAssistant(node) {

@@ -20,6 +20,7 @@ const PATHS = {
   moon: "M20 14A8.5 8.5 0 0 1 10 4a8.5 8.5 0 1 0 10 10z",
   sliders: "M4 7h9M17 7h3M4 17h3M11 17h9M13 5v4M9 15v4",
   menu: "M4 7h16M4 12h16M4 17h16",
+  image: "M4 5h16v14H4zM4 16l5-5 4 4 2-2 5 5M15 9h.01",
   close: "M6 6l12 12M18 6L6 18",
   code: "M9 7l-5 5 5 5M15 7l5 5-5 5",
   branch: "M7 4v16M7 14c8 0 10-2 10-7M14 9l3-3 3 3",
