@@ -81,7 +81,13 @@ def make_core(
     named = {"quantization": quantization} if quantization else {}
     named["quant_method"] = quant_method(read_config(folder)) or ""
     plan = make_plan(
-        registry, model=architecture, attention_backend="auto", schedule_policy="fcfs", device="cpu", **named
+        registry,
+        model=architecture,
+        attention_backend="auto",
+        schedule_policy="fcfs",
+        device="cpu",
+        kernels="auto",
+        **named,
     )
     return launch.make_engine(settings, load(plan, "engine"))
 
