@@ -8,7 +8,7 @@ import torch
 from dovetail.cache.pool import KVCache, PagedKVPool
 from dovetail.contracts.cache import CacheTensor, Window
 from dovetail.contracts.config import LayerSpec, cache_groups, dense_layers
-from dovetail.runtime.memory.plan import group_token_bytes
+from dovetail.runtime.memory.estimates import group_token_bytes
 
 CPU = torch.device("cpu")
 PAGES, PAGE = 5, 4

@@ -11,7 +11,7 @@ from dovetail.contracts.cache import FULL, CacheTensor, Recurrent, Window
 from dovetail.contracts.config import LayerSpec, cache_groups
 from dovetail.engine.states import StateGrid
 from dovetail.messages.step import MAX_SAVES
-from dovetail.runtime.memory.plan import group_token_bytes
+from dovetail.runtime.memory.estimates import group_token_bytes
 
 CPU = torch.device("cpu")
 STATE = (CacheTensor("conv", (2, 3)), CacheTensor("memory", (4,), "float32"))

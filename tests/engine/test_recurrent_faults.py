@@ -19,7 +19,7 @@ from dovetail.contracts.cache import CacheTensor, Recurrent
 from dovetail.engine.core import EngineCore
 from dovetail.engine.request import EngineRequest
 from dovetail.messages import Finish, SamplerParams, Submit
-from dovetail.runtime.memory.plan import PIECE_BYTES, STATE_COPIES, fold_bytes
+from dovetail.runtime.memory.estimates import PIECE_BYTES, STATE_COPIES, fold_bytes
 
 EXAMPLE = Example("recurrent", "RecurrentForCausalLM")
 LONG = prompt(200, 3)

@@ -30,16 +30,8 @@ from dovetail.runtime.checkpoint.weight_size import MAX_HEADER_BYTES, headers, h
 from dovetail.runtime.graphs import decode as graphs
 from dovetail.runtime.memory import host as host_memory
 from dovetail.runtime.memory.checks import gib
-from dovetail.runtime.memory.plan import (
-    BUCKET_SUM,
-    GRAPH_ROWS,
-    NUM_DECODE_GRAPHS,
-    DeviceBytes,
-    MemoryPlan,
-    activation_bytes,
-    floor_pages,
-    plan_memory,
-)
+from dovetail.runtime.memory.estimates import BUCKET_SUM, GRAPH_ROWS, NUM_DECODE_GRAPHS, activation_bytes
+from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan, floor_pages, plan_memory
 from dovetail.runtime.memory.table import rows_of
 from dovetail.runtime.runner import ModelRunner
 from dovetail.sdk.checkpoint import dense_numel

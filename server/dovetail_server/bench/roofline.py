@@ -17,7 +17,7 @@ from dovetail.contracts.config import ModelConfig, RoutedExperts
 from dovetail.contracts.errors import ConfigError
 from dovetail.processing.folder_facts import config_of
 from dovetail.runtime.checkpoint.folder import ModelFolder
-from dovetail.runtime.memory.plan import group_token_bytes
+from dovetail.runtime.memory.estimates import group_token_bytes
 from dovetail.sdk.checkpoint import dense_numel
 from dovetail.sdk.config import ITEM_BYTES
 

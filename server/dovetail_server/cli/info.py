@@ -185,7 +185,7 @@ def served_as(examined: ExaminedModel, model: ModelFolder, template: str) -> dic
     from dovetail.processing.embeddings import Embedder
     from dovetail.processing.reranker import knows_roles, says_so
     from dovetail.processing.tasks import Tasks
-    from dovetail.runtime.memory.plan import group_token_bytes
+    from dovetail.runtime.memory.estimates import group_token_bytes
     from dovetail.sdk.checkpoint import dense_numel
     from dovetail.sdk.config import ITEM_BYTES
 

@@ -1,45 +1,22 @@
 """How an engine divides the memory of its device: one function for the engine and for `dovetail plan`. No torch here.
 
-What is static is known: weights (safetensors headers) and the KV cache. What a step needs beside it is estimated:
-
-- *Activations*: T tokens of the widest half of a decoder layer (`layers/transformer.py`): input and residual `2 T H`,
-  and either gate and up, the activated gate, the product and the output `T (4 I + H)` (3 I where that is fused), or the
-  projections, their rotated copy, the attended heads and the output `T (2 (Hq + 2 Hk) D + Hq D + H)`. T is the chunk
-  plus one token per row. A recurrent layer that folds a chunk holds more: eight times in float32 what of each token
-  goes into a state of Hs heads, each K by V: `8 Hs (K + V)`. Gated DeltaNet of transformers holds 7.1 times that. One
-  with kernels of its own (`layers/mixer.py`) holds its inputs before and behind a convolution over P channels, and
-  gates, what is read and what is made of it, `2 P + 3 Hs V`; and of each piece of 64 tokens and each head two squares
-  `[64, 64]` and four numbers a token in float32. R prompts have up to 2 R pieces beside those of whole ones.
-- *States*: of a recurrent layer, those of the R rows that decode, six times (`layers/recurrent.py`): gathered, four
-  while the layer makes their successors (measured), and what the next layer gathers while they are written. A layer
-  with kernels of its own gathers none.
-- *Sampling*: R rows of logits, one for each place where a token is drawn, in the model's dtype and six float32 copies
-  (`runtime/sampling/sampler.py`, `sdk/draws.py`: the logits, their adjusted copy, scores, the race, its
-  noise), and 5 bytes per token of the vocabulary for each request with penalties (`runtime/device/penalties.py`).
-- *Images*: the tower's output that is kept, and for as many patches as a step encodes 12 times the tower's width:
-  hidden states, projections, rotated copies, gate, up and product. Part of the activations.
-- *CUDA graphs*: what the largest captured step needs, states too, once more, for graphs share a pool of their own; the
-  logits that each batch size keeps, and prefills together; and an allowance for what the driver keeps of each graph,
-  which is a guess: the table of a started engine says what was really taken.
-
-B page bytes, T tokens, R rows, H hidden, I intermediate, V vocabulary, Hq and Hk query and KV heads, D head dim.
+What is static is known: weights (safetensors headers) and the KV cache. What a step needs beside it is estimated: see
+`estimates.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.contracts.cache import DTYPE_BYTES, CacheGroup, CacheTensor, Chunk, Recurrent, Window
-from dovetail.contracts.config import LayerSpec, ModelConfig
+from dovetail.contracts.cache import Chunk, Recurrent, Window
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.needs import unserved
-from dovetail.messages.step import MAX_IMAGE_BYTES, MAX_STEP_PATCHES, PrefillGraph
 from dovetail.runtime.memory.checks import check_settings, gib
+from dovetail.runtime.memory.estimates import graph_bytes, group_token_bytes, step_bytes
 from dovetail.runtime.memory.prefill_sizes import sizes
 from dovetail.sdk.config import ITEM_BYTES
 from dovetail.settings import EngineSettings
@@ -59,18 +36,6 @@ MAX_FREE_TOKENS = 1 << 22
 """Tokens of a cache whose pages take no memory of the device: what the host keeps of them takes some 100 MiB."""
 NUM_PADDING_ROWS = 3
 """Device rows that no request holds. The first pads the batches of CUDA graphs; trial steps stand in all of them."""
-SAMPLER_COPIES = 6
-STATE_COPIES = 6
-FOLD_COPIES = 8
-PIECE_BYTES = 4 * (2 * 64 * 64 + 4 * 64)
-"""Of a head, while a piece of a prompt is folded."""
-GRAPH_ROWS = 256
-"""Rows of the largest batch that is captured."""
-BUCKET_SUM = 7
-"""The rows of all captured batch sizes together, as a multiple of the largest."""
-NUM_DECODE_GRAPHS = 69
-"""16 batch sizes, 7 of them again for common prefixes, with two ways to sample each."""
-GRAPH_ALLOWANCE = 4 << 20
 CONTEXT_BYTES = 512 << 20
 """What a process takes of a device before anything is loaded; for plans without the device."""
 
@@ -223,86 +188,6 @@ def context_len(settings: EngineSettings, config: ModelConfig) -> int:
     return settings.context_length or most
 
 
-def group_token_bytes(group: CacheGroup, item_bytes: int) -> int:
-    """Bytes that the layers of a group keep of one token, or of one request where they are recurrent."""
-    return len(group.writers) * _state_bytes(group.tensors, item_bytes)
-
-
-def _state_bytes(tensors: Sequence[CacheTensor], item_bytes: int) -> int:
-    return sum(math.prod(tensor.shape) * _item_bytes(tensor, item_bytes) for tensor in tensors)
-
-
-def _item_bytes(tensor: CacheTensor, item_bytes: int) -> int:
-    return item_bytes if tensor.dtype is None else DTYPE_BYTES[tensor.dtype]
-
-
-def activation_bytes(config: ModelConfig, item_bytes: int, tokens: int) -> int:
-    """Estimate what a step of so many tokens needs at its peak; see the top of this file."""
-    attention = max((_attention_width(spec) for spec in config.layers), default=0)
-    folded = max((_token_fold_bytes(spec, item_bytes) for spec in config.layers), default=0)
-    half = max(item_bytes * max(4 * config.intermediate_size, attention), folded)
-    return tokens * (3 * item_bytes * config.hidden_size + half)
-
-
-def fold_bytes(config: ModelConfig, item_bytes: int, rows: int, prompts: int) -> int:
-    """Estimate what a recurrent layer needs beside its states, for rows that decode and prompts: see the top."""
-    gathered = (spec.state for spec in config.layers if not _is_in_place(spec))
-    largest = max((_state_bytes(state, item_bytes) for state in gathered), default=0)
-    heads = max((_num_heads(spec) for spec in config.layers if _is_in_place(spec)), default=0)
-    return max(rows * STATE_COPIES * largest, prompts * 2 * PIECE_BYTES * heads)
-
-
-def _is_in_place(spec: LayerSpec) -> bool:
-    return isinstance(spec.reach, Recurrent) and spec.reach.in_place
-
-
-def _num_heads(spec: LayerSpec) -> int:
-    return sum(tensor.shape[0] for tensor in spec.state if len(tensor.shape) == 3)
-
-
-def _token_fold_bytes(spec: LayerSpec, item_bytes: int) -> int:
-    """What a recurrent layer holds of a token, with a state `[Hs, K, V]`; see the top of this file."""
-    shapes = [tensor.shape for tensor in spec.state if len(tensor.shape) == 3]
-    if not _is_in_place(spec):
-        return 4 * FOLD_COPIES * sum(heads * (keys + values) for heads, keys, values in shapes)
-    channels = sum(tensor.shape[-1] for tensor in spec.state if len(tensor.shape) == 2)
-    wide = 2 * channels + 3 * sum(heads * values for heads, _, values in shapes)
-    return item_bytes * wide + PIECE_BYTES * _num_heads(spec) // 64
-
-
-def _attention_width(spec: LayerSpec) -> int:
-    """Numbers per token of projections, their rotated copy and the attended heads; see the top of this file."""
-    keys = spec.num_qo_heads + spec.num_kv_heads
-    return 2 * (keys * spec.qk_dim + spec.num_kv_heads * spec.v_dim) + spec.num_qo_heads * spec.v_dim
-
-
-def image_bytes(config: ModelConfig, item_bytes: int) -> int:
-    """Estimate what the vision tower needs, with its output that is kept; see the top of this file."""
-    return 0 if config.vision is None else MAX_IMAGE_BYTES + MAX_STEP_PATCHES * 12 * item_bytes * config.vision.width
-
-
-def sampling_bytes(config: ModelConfig, item_bytes: int, rows: int) -> int:
-    """Estimate what sampling so many rows needs; see the top of this file."""
-    return rows * config.vocab_size * (item_bytes + 4 * SAMPLER_COPIES)
-
-
-def penalty_bytes(config: ModelConfig, rows: int) -> int:
-    """What counting the tokens of so many requests with penalties takes; see the top of this file."""
-    return rows * config.vocab_size * 5
-
-
-def graph_bytes(
-    config: ModelConfig, item_bytes: int, max_running_requests: int, prefills: Sequence[PrefillGraph]
-) -> int:
-    """Estimate what CUDA graphs keep; see the top of this file."""
-    rows = min(GRAPH_ROWS, max_running_requests)
-    kept = (BUCKET_SUM * rows + max(size.chunks for size in prefills)) * config.vocab_size * item_bytes
-    longest = max(size.tokens for size in prefills)
-    pool = activation_bytes(config, item_bytes, longest) + sampling_bytes(config, item_bytes, rows)
-    pool += fold_bytes(config, item_bytes, rows, max(size.chunks for size in prefills))
-    return kept + pool + (NUM_DECODE_GRAPHS + len(prefills)) * GRAPH_ALLOWANCE
-
-
 def plan_memory(
     settings: EngineSettings,
     config: ModelConfig,
@@ -339,7 +224,7 @@ def plan_memory(
         device=device,
         dtype=dtype,
         weight_bytes=weight_bytes,
-        activation_bytes=_step_bytes(config, item, tokens, rows, settings.max_places),
+        activation_bytes=step_bytes(config, item, tokens, rows, settings.max_places),
         graph_bytes=graph_bytes(config, item, rows, sizes(weight_bytes, tokens - rows, rows)) if has_graphs else 0,
         page_size=size,
         groups=_empty_groups(config, size, item, rows),
@@ -466,12 +351,6 @@ def _with_free_pages(plan: MemoryPlan) -> MemoryPlan:
 def _bytes_for(plan: MemoryPlan, num: int) -> int:
     """Bytes of a cache that holds `num` pages of tokens."""
     return sum(group.num_bytes for group in groups_for(plan, num))
-
-
-def _step_bytes(config: ModelConfig, item_bytes: int, tokens: int, rows: int, places: int) -> int:
-    sampling = sampling_bytes(config, item_bytes, places) + penalty_bytes(config, rows)
-    step = activation_bytes(config, item_bytes, tokens) + fold_bytes(config, item_bytes, rows, rows) + sampling
-    return step + image_bytes(config, item_bytes)
 
 
 def _uncached_notes(settings: EngineSettings, plan: MemoryPlan) -> tuple[str, ...]:

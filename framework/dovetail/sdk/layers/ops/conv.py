@@ -38,6 +38,43 @@ def pieces_of(table: Tensor, saves: Tensor) -> Iterator[Piece]:
             yield Piece(request, first, num, copy)
 
 
+def fold_by_token(
+    fold: Callable[[slice, Tensor], tuple[Tensor, Tensor]],
+    out: Tensor,
+    rows: Tensor,
+    table: Tensor,
+    saves: Tensor,
+    state: Tensor,
+    copies: Tensor,
+) -> Tensor:
+    """Fold the tokens of requests into their states, one by one, so that neither cuts nor others change a bit.
+
+    Args:
+        fold: Takes a token of the batch, as a slice, and the state before it, `[1, …]` in the dtype of `state`. Returns
+            what the token reads, `[1, …]`, and the state behind it, `[1, …]`.
+        out: `[T, …]`, is written.
+        rows: As for `conv_qkv`, and what follows.
+        table: See there.
+        saves: See there.
+        state: `[S, …]`, is written.
+        copies: `[M, …]`, are written.
+
+    Returns:
+        `out`.
+    """
+    at = rows.tolist()
+    for request, first, num, copy in pieces_of(table, saves):
+        own = state[at[request]][None]
+        for token in range(first, first + num):
+            one = slice(token, token + 1)
+            read, after = fold(one, own)
+            out[one], own = read.to(out.dtype), after.to(state.dtype)
+        state[at[request]] = own[0]
+        if copy >= 0:
+            copies[copy] = own[0]
+    return out
+
+
 def _taps(window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Convolve `[…, K, P]`, oldest first, with `[P, K]`; rounded where transformers rounds."""
     total = (window.float() * weight.t().float()).sum(-2)

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.sdk.layers.ops.conv import PIECE, conv_token, pieces_of
+from dovetail.sdk.layers.ops.conv import PIECE, conv_token, fold_by_token, pieces_of
 
 EPS = 1e-6
 """Of the norm of queries and keys; transformers has it so."""
@@ -157,19 +157,12 @@ def gdn_prefill_by_token(
 ) -> Tensor:
     """As `gdn_prefill`, token by token: a decoded one has the bits of one of a prompt, wherever that was cut."""
     num_keys, per_key = b.shape[1:]
-    out, at = x.new_zeros(len(x), *state.shape[1::2]), rows.tolist()
-    for request, first, num, copy in pieces_of(table, saves):
-        own = state[at[request]][None]
-        for token in range(first, first + num):
-            heads = Heads.of(x[token : token + 1], num_keys, per_key, state.shape[2])
-            gates = Gates.of(b[token : token + 1], a[token : token + 1], a_log, dt_bias, rate)
-            read, after = _fold_token(heads, gates, own.float())
-            own = after.to(state.dtype)
-            out[token] = read[0].to(x.dtype)
-        state[at[request]] = own[0]
-        if copy >= 0:
-            copies[copy] = own[0]
-    return out
+
+    def fold(one: slice, before: Tensor) -> tuple[Tensor, Tensor]:
+        heads = Heads.of(x[one], num_keys, per_key, state.shape[2])
+        return _fold_token(heads, Gates.of(b[one], a[one], a_log, dt_bias, rate), before.float())
+
+    return fold_by_token(fold, x.new_zeros(len(x), *state.shape[1::2]), rows, table, saves, state, copies)
 
 
 def gdn_decode(

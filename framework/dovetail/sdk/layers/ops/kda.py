@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.sdk.layers.ops.conv import conv_token, pieces_of
+from dovetail.sdk.layers.ops.conv import conv_token, fold_by_token
 from dovetail.sdk.layers.ops.delta import Heads
 
 
@@ -61,17 +61,11 @@ def kda_prefill(
     Returns:
         What tokens read, `[T, G, W]`; zeros for tokens that are no request's.
     """
-    out, at = x.new_zeros(len(x), *state.shape[1::2]), rows.tolist()
-    for request, first, num, copy in pieces_of(table, saves):
-        own = state[at[request]][None]
-        for token in range(first, first + num):
-            one = slice(token, token + 1)
-            out[one], after = _fold_token(x[one], b[one], f[one], a_log, dt_bias, own)
-            own = after.to(state.dtype)
-        state[at[request]] = own[0]
-        if copy >= 0:
-            copies[copy] = own[0]
-    return out
+
+    def fold(one: slice, before: Tensor) -> tuple[Tensor, Tensor]:
+        return _fold_token(x[one], b[one], f[one], a_log, dt_bias, before)
+
+    return fold_by_token(fold, x.new_zeros(len(x), *state.shape[1::2]), rows, table, saves, state, copies)
 
 
 def kda_decode(

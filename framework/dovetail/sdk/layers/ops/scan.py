@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.sdk.layers.ops.conv import pieces_of
+from dovetail.sdk.layers.ops.conv import fold_by_token
 
 
 def _fold_token(
@@ -71,18 +71,11 @@ def selective_scan_prefill(
     Returns:
         `[T, P]`; zeros for tokens that are no request's.
     """
-    out, at = torch.zeros_like(x), rows.tolist()
-    for request, first, num, copy in pieces_of(table, saves):
-        own = state[at[request]][None]
-        for token in range(first, first + num):
-            one = slice(token, token + 1)
-            given = x[one], dt[one], b[one], c[one], gate[one]
-            out[one], after = _fold_token(*given, a_log, dt_bias, skip, own)
-            own = after.to(state.dtype)
-        state[at[request]] = own[0]
-        if copy >= 0:
-            copies[copy] = own[0]
-    return out
+
+    def fold(one: slice, before: Tensor) -> tuple[Tensor, Tensor]:
+        return _fold_token(x[one], dt[one], b[one], c[one], gate[one], a_log, dt_bias, skip, before)
+
+    return fold_by_token(fold, torch.zeros_like(x), rows, table, saves, state, copies)
 
 
 def selective_scan_decode(

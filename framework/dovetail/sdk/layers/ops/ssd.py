@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.sdk.layers.ops.conv import PIECE, conv_token, pieces_of
+from dovetail.sdk.layers.ops.conv import PIECE, conv_token, fold_by_token, pieces_of
 
 
 class FoldInputs(NamedTuple):
@@ -130,19 +130,12 @@ def ssd_prefill_by_token(
     copies: Tensor,
 ) -> Tensor:
     """As `ssd_prefill`, token by token: a decoded one has the bits of one of a prompt, wherever that was cut."""
-    out, at = x.new_zeros(len(x), *state.shape[1::2]), rows.tolist()
-    for request, first, num, copy in pieces_of(table, saves):
-        own = state[at[request]][None]
-        for token in range(first, first + num):
-            one = slice(token, token + 1)
-            found = FoldInputs.of(x[one], dt[one], dt_bias, low, high, state.shape[2])
-            read, after = _fold_token(found, a_log, skip, own.float())
-            own = after.to(state.dtype)
-            out[token] = read[0].to(x.dtype)
-        state[at[request]] = own[0]
-        if copy >= 0:
-            copies[copy] = own[0]
-    return out
+
+    def fold(one: slice, before: Tensor) -> tuple[Tensor, Tensor]:
+        found = FoldInputs.of(x[one], dt[one], dt_bias, low, high, state.shape[2])
+        return _fold_token(found, a_log, skip, before.float())
+
+    return fold_by_token(fold, x.new_zeros(len(x), *state.shape[1::2]), rows, table, saves, state, copies)
 
 
 def ssd_decode(
