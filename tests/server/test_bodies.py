@@ -30,7 +30,6 @@ from dovetail_server.http.auth import NO_CALLER
 from dovetail_server.reading import tasks
 from dovetail_server.reading.child import NICE
 from dovetail_server.reading.pool import WorkerExchange
-from dovetail_server.reading.turns import Turns
 from dovetail_server.reading.wire import LARGE, BodyJob, BodyResult
 from dovetail_server.reading.work import do
 from dovetail_server.serving.served import Served
@@ -527,76 +526,3 @@ def test_pieces_are_known_to_later_bodies(salted: str, fresh: Harness, monkeypat
     monkeypatch.setattr("dovetail.processing.input.Preparation.rendered", rendered)
     do(jobs[0], lambda: json.dumps(body).encode(), text, Served(["tiny"], []), tasks.no_answer)  # type: ignore[arg-type]
     assert kept == [not salted]
-
-
-def order_of(wishes: list[tuple[str, bool]], most: int) -> list[str]:
-    """Return in which order wishes of owners, some of them in the background, are fulfilled."""
-    told: list[str] = []
-
-    async def wish(turns: Turns, owner: str, is_background: bool) -> None:
-        async with turns.turn(owner, is_background=is_background):
-            told.append(owner)
-            await asyncio.sleep(0)
-
-    async def main() -> None:
-        turns = Turns(most)
-        async with asyncio.timeout(30):
-            await asyncio.gather(*(wish(turns, *each) for each in wishes))
-        assert turns.num_waiting == 0
-
-    asyncio.run(main())
-    return told
-
-
-def test_turns_are_taken_owner_by_owner() -> None:
-    """However many wait of one, the next is another's; background work goes last."""
-    wishes = [("a", False)] * 4 + [("b", False), ("c", True), ("c", True), ("d", False)]
-    assert order_of(wishes, 1) == ["a", "a", "b", "d", "a", "a", "c", "c"]
-
-
-def test_background_work_leaves_a_place_free() -> None:
-    """Of two places it takes one; of one, that."""
-
-    async def main() -> None:
-        turns, release = Turns(2), asyncio.Event()
-
-        async def hold(is_background: bool) -> None:
-            async with turns.turn("a", is_background=is_background):
-                await release.wait()
-
-        tasks = [asyncio.create_task(hold(True)) for _ in range(3)]
-        await asyncio.sleep(0)
-        assert turns.num_waiting == 2
-        tasks.append(asyncio.create_task(hold(False)))
-        await asyncio.sleep(0)
-        assert turns.num_waiting == 2
-        tasks[1].cancel()
-        await asyncio.sleep(0)
-        assert turns.num_waiting == 1
-        release.set()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    asyncio.run(main())
-
-
-def test_who_leaves_as_his_turn_comes_gives_it_on() -> None:
-    """Cancelled between the call and the turn, nothing is lost."""
-
-    async def main() -> None:
-        turns = Turns(1)
-        first = turns.turn("a", is_background=False)
-        await first.__aenter__()
-
-        async def one() -> None:
-            async with turns.turn("b", is_background=False):
-                pass
-
-        task = asyncio.create_task(one())
-        await asyncio.sleep(0)
-        await first.__aexit__(None, None, None)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        async with asyncio.timeout(10), turns.turn("c", is_background=False):
-            pass
-
-    asyncio.run(main())

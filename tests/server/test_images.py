@@ -24,7 +24,7 @@ from dovetail_server.errors import ServiceError
 from dovetail_server.media import decode
 from dovetail_server.media.folder import MediaFiles, MediaFolder
 from dovetail_server.media.rules import MediaAnswer, MediaFetched, MediaQuestion
-from dovetail_server.reading.pool import MediaExchange
+from dovetail_server.reading.pool import MAX_WAITING_FETCHES, MediaExchange
 from dovetail_server.reading.turns import Turns
 
 
@@ -478,7 +478,7 @@ def test_what_nobody_holds_is_swept(tmp_path: Path) -> None:
 
 
 def test_fetching_takes_no_turn() -> None:
-    """While images are fetched others compute; only so many fetch, and beyond those that wait it is a 429."""
+    """While images are fetched others compute; only so many fetch, and beyond those of an owner that wait it is a 429."""
 
     async def run() -> None:
         turns, fetches = Turns(1), Turns(1)
@@ -496,11 +496,12 @@ def test_fetching_takes_no_turn() -> None:
                 second.close()
             exchange.close()
         async with turns.turn("c", is_background=False) as turn:
-            crowd = [asyncio.create_task(fetches.turn("x", is_background=False).__aenter__()) for _ in range(100)]
+            crowd = [asyncio.create_task(fetches.turn("c", is_background=False).__aenter__()) for _ in range(100)]
             await asyncio.sleep(0)
             with pytest.raises(ServiceError, match="try again later") as found:
                 await MediaExchange(fetches, turn, None).answer(question)
             assert found.value.status == 429
+            assert fetches.has_room("d", MAX_WAITING_FETCHES)  # another's may wait all the same
             for task in crowd:
                 task.cancel()
             await asyncio.gather(*crowd, return_exceptions=True)

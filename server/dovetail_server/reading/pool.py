@@ -54,7 +54,8 @@ SMALL_CPU_S = FULL.seconds
 """Processor time of a small body, which comes here for its template or tokenizer only."""
 DIED = "body_process_died"
 MAX_FETCHES, MAX_WAITING_FETCHES = 16, 64
-"""Requests whose images are fetched at a time, and that wait for it. Each has a process meanwhile, but no turn."""
+"""Requests whose images are fetched at a time, and that wait for it, in equal shares of those who wait. Each has a
+process meanwhile, but no turn."""
 _decode = msgspec.msgpack.Decoder(Begun | Question | MediaQuestion | MediaFetched | BodyResult).decode
 Answering = Callable[[Question], Awaitable[ReferencedItems]]
 FindFile = Callable[[str, str], Awaitable[str]]
@@ -263,8 +264,9 @@ class MediaExchange:
             return MediaAnswer([])
         paths = [await self._path(file_id, param) for file_id, param in message.files]
         if message.fetches:
-            if self._fetches.num_waiting >= MAX_WAITING_FETCHES:
-                text = f"{MAX_WAITING_FETCHES} requests wait for their images to be fetched; try again later"
+            if not self._fetches.has_room(self._turn.owner, MAX_WAITING_FETCHES):
+                num = self._fetches.num_waiting
+                text = f"too many requests wait for their images to be fetched ({num}); try again later"
                 raise ServiceError(text, code="queue_full", status=429, retry_after_s=1)
             self._turn.pause()
             self._fetch = self._turn.beside(self._fetches)

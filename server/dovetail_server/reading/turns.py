@@ -6,7 +6,7 @@ And how much work may hold up a round of the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import perf_counter
@@ -39,8 +39,9 @@ class TurnLine:
                     return place
         return None
 
-    def __len__(self) -> int:
-        return sum(not place.done() for places in self._owners.values() for place in places)
+    def waiting(self) -> Counter[str]:
+        """Count who waits, by owner."""
+        return Counter(owner for owner, places in self._owners.items() for place in places if not place.done())
 
 
 class Turns:
@@ -55,7 +56,15 @@ class Turns:
     @property
     def num_waiting(self) -> int:
         """Who waits."""
-        return sum(map(len, self._lines.values()))
+        return self._waiting().total()
+
+    def has_room(self, owner: str, most: int) -> bool:
+        """Whether another of an owner's may wait: of `most` places, each owner who waits has an equal share."""
+        waiting = self._waiting()
+        return waiting[owner] < max(1, most // len({*waiting, owner}))
+
+    def _waiting(self) -> Counter[str]:
+        return self._lines[False].waiting() + self._lines[True].waiting()
 
     @asynccontextmanager
     async def turn(self, owner: str, *, is_background: bool) -> AsyncIterator[ReadingTurn]:
