@@ -478,7 +478,7 @@ def test_what_nobody_holds_is_swept(tmp_path: Path) -> None:
 
 
 def test_fetching_takes_no_turn() -> None:
-    """While images are fetched others compute; only so many fetch, and beyond those of an owner that wait it is a 429."""
+    """While images are fetched others compute; so many fetch, and beyond those of an owner that wait it is a 429."""
 
     async def run() -> None:
         turns, fetches = Turns(1), Turns(1)
