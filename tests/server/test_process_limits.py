@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import socket
 import subprocess
 import sys
 import time
@@ -55,6 +56,22 @@ def test_a_body_s_process_only_lowers_limits(soft: int, is_hard: bool, fits: boo
     assert cpu == [3, 3]
 
 
+def test_copies_that_ended_while_they_waited_cost_no_request(make_harness: Callable[..., Harness]) -> None:
+    """However many they are: another one is started."""
+    harness = make_harness(context_len=1 << 20)
+    assert harness.post(CHAT, BODY).status_code == 200
+    template = harness.state.bodies._template
+    assert template is not None
+    server = template.get(60)
+    while (waiting := server.take_waiting()) is not None:
+        waiting.close()
+    for _ in range(5):
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        server.put_back(ours, 9)
+    assert harness.post(CHAT, BODY).status_code == 200
+
+
 @pytest.mark.full
 def test_a_short_limit_of_processor_time_is_not_the_client_s_fault(tmp_path: Path) -> None:
     """What reads a request ends before the system ends it, and names the limit; what is read in time is answered."""
@@ -73,7 +90,8 @@ def test_a_short_limit_of_processor_time_is_not_the_client_s_fault(tmp_path: Pat
         most = int(sum(forking.cpu_times()[:2])) + 2
         harness.state.bodies._cpu_s = most + 1.0
         resource.prlimit(forking.pid, resource.RLIMIT_CPU, (most, resource.getrlimit(resource.RLIMIT_CPU)[1]))
-        harness.post(CHAT, BODY)  # by the copy that waited, which has no such limit
+        for copy in forking.children():
+            copy.kill()  # those that wait have no such limit
         refused = harness.post(CHAT, {**BODY, "messages": [{"role": "user", "content": "busy"}]})
         assert refused.status_code == 503, refused.text
         assert refused.json()["error"]["code"] == "server_limits"

@@ -202,7 +202,8 @@ class BodyPool:
     async def _attempt(self, job: BodyJob, raw: bytes, answer: Answering | None, media: MediaExchange) -> BodyResult:
         if self._template is None:
             raise died("is not there")
-        for _ in range(3):  # one that waited may be gone, then its template, which starts again
+        num_gone = 0
+        while num_gone < 2:  # those that waited may be gone, all of them, then their template, which starts again
             server = await self._ready(self._template, SLOWER * job.cpu_s)
             waiting = server.take_waiting()
             try:
@@ -216,6 +217,7 @@ class BodyPool:
                 raise died(f"could not be started: {error}") from None
             except GoneError:  # before the job began
                 if waiting is None:
+                    num_gone += 1
                     await asyncio.to_thread(self._template.discard, server)
             else:
                 fork_ahead(server)
