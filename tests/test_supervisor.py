@@ -48,7 +48,7 @@ ALLOWED = {
     "dovetail/engine/stall_logger.py": {"Thread": 1},
     # Of the engine, which closes them with its grammars; what they compile reports its own errors.
     "dovetail/grammar/compile/memory.py": {"Timer": 1},
-    "dovetail/grammar/compile/queue.py": {"Thread": 1},
+    "dovetail/grammar/compile/jobs.py": {"Thread": 1},
     # Whoever wants the process waits for what this one makes, or for why it could not.
     "dovetail/forks.py": {"Thread": 1},
     # `LLM` is a library: its event loop lives in a thread of the caller's process. A call awaits the tasks it starts.

@@ -31,8 +31,7 @@ from dovetail.contracts.reasoning import ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.spec.diagnostics import explained
 from dovetail.grammar.spec.refusals import LATER
-from dovetail.llm_prompts import Prompt, prompt_ids
-from dovetail.llm_requests import OfflineRequest, OfflineRequests
+from dovetail.llm_requests import OfflineRequest, OfflineRequests, Prompt, prompt_ids
 from dovetail.llm_types import Classification, GeneratedReply, PromptEmbedding, Ranked, SamplingParams, Score
 from dovetail.outlines_model import OutlinesModel, pieces_of, register
 from dovetail.plugins import load

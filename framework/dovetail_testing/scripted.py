@@ -11,7 +11,7 @@ import msgspec
 
 from dovetail.contracts.errors import EngineDeadError
 from dovetail.engine.client import CacheWatch
-from dovetail.engine.entry import merge
+from dovetail.engine.streams import merge
 from dovetail.messages import (
     EngineInfo,
     Finish,

@@ -12,8 +12,7 @@ from dovetail.contracts.attention import AttentionLayer
 from dovetail.contracts.cache import CacheTensor, Recurrent
 from dovetail.contracts.config import LayerSpec
 from dovetail.contracts.errors import ModelError
-from dovetail.runtime.attention.absent import AbsentAttention
-from dovetail.runtime.attention.backends import choose_backends
+from dovetail.runtime.attention.backends import AbsentAttention, choose_backends
 from dovetail.sdk.config import dense_config
 from dovetail.settings import EngineSettings
 

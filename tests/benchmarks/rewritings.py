@@ -32,7 +32,7 @@ from service_schemas import SERVICES
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Kind
-from dovetail.grammar.spec.limits import check_spec
+from dovetail.grammar.spec.fields import check_spec
 from dovetail.grammar.spec.route import GrammarRouter
 from dovetail_grammar import patterns, schema_backend
 from dovetail_grammar.expressions.plain import PlainExpression

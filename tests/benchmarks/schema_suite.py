@@ -28,7 +28,7 @@ from random_pairs import DRAFTS
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.grammar.compile.validity import conforms
-from dovetail.grammar.spec.limits import check_spec
+from dovetail.grammar.spec.fields import check_spec
 from dovetail.grammar.spec.route import GrammarRouter
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
 

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 
 from dovetail.engine.device_rows import DeviceRows
-from dovetail.engine.graph_choice import GraphChooser
 from dovetail.engine.request import EngineRequest, StepPlan
-from dovetail.engine.step_builder import StepBuilder
+from dovetail.engine.step_builder import GraphChooser, StepBuilder
 from dovetail.grammar.matching.bitmask import fill_masks
 from dovetail.messages import SamplerParams, Submit
 from dovetail.messages.step import ExecutorInfo, PrepareResult

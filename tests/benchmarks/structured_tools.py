@@ -15,7 +15,7 @@ import numpy.typing as npt
 from grammar_rows import table
 
 from dovetail.contracts.grammar import GrammarSpec, Kind
-from dovetail.engine import core, late_masks, replies, request
+from dovetail.engine import core, grammar_manager, replies, request
 from dovetail.engine.wire import SocketTransport
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.pipeline import StructuredOutputs
@@ -126,7 +126,7 @@ class Profile:
         self._wrap(engine._masks, "choose", "late masks, rest")
         for name in ("launch", "choose", "read"):
             self._wrap(executor, name, f"executor.{name} (model)")
-        self._wrap(late_masks, "fill_masks", "fill_masks, rest")
+        self._wrap(grammar_manager, "fill_masks", "fill_masks, rest")
         self._wrap(replies, "_delta", "delta")
         self._wrap(replies, "forced_tokens", "forced tokens")
         self._wrap(request.EngineRequest, "append_token", "append token")

@@ -91,13 +91,12 @@ def parts(folder: Path, num_tokens: int, rounds: int) -> None:
     """Print the time of each part of the way, least and median."""
     from dovetail.contracts.cache import FULL
     from dovetail.engine.device_rows import DeviceRows
-    from dovetail.engine.graph_choice import GraphChooser
     from dovetail.engine.kv_cache_manager import KVCacheManager
     from dovetail.engine.limits import StepLimits
     from dovetail.engine.request import EngineRequest
     from dovetail.engine.scheduler import Scheduler
-    from dovetail.engine.step_builder import StepBuilder
-    from dovetail.engine.submit_delta import SubmitDecoder, SubmitEncoder
+    from dovetail.engine.step_builder import GraphChooser, StepBuilder
+    from dovetail.engine.wire import SubmitDecoder, SubmitEncoder
     from dovetail.messages import SamplerParams, Submit
     from dovetail.messages.step import ExecutorInfo, PrepareResult
     from dovetail.processing.sampling import check_token_ids

@@ -9,7 +9,7 @@ from dovetail.cache.pool import KVCache, StateCache
 from dovetail.contracts.attention import StateSave
 from dovetail.contracts.cache import FULL, CacheTensor, Recurrent, Window
 from dovetail.contracts.config import LayerSpec, cache_groups
-from dovetail.engine.states import StateGrid
+from dovetail.engine.kv_cache_manager import StateGrid
 from dovetail.messages.step import MAX_SAVES
 from dovetail.runtime.memory.estimates import group_token_bytes
 

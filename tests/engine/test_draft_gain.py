@@ -13,10 +13,9 @@ from script_executor import next_token
 from test_steps_as_data import Run, start, want
 
 from dovetail.engine.core import EngineCore
-from dovetail.engine.draft_gain import REFRESHED, TRUSTED, Cost, Gain, StepCosts
 from dovetail.engine.draft_record import FIRST, LEAST_PAUSE, MOST_PAUSE, DraftRecord
 from dovetail.engine.request import EngineRequest, StepPlan
-from dovetail.engine.speculation import Speculation
+from dovetail.engine.speculation import REFRESHED, TRUSTED, Cost, Gain, Speculation, StepCosts
 from dovetail.messages import SamplerParams
 from dovetail.messages.step import PrefillGraph, StepInput
 

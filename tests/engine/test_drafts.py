@@ -22,7 +22,7 @@ from dovetail.engine.request import EngineRequest
 from dovetail.engine.speculation import Speculation
 from dovetail.messages import Abort, SamplerParams, Submit, TokenDelta
 from dovetail.messages.step import SAMPLE, StepInput, no_ints
-from dovetail.runtime.verify import Drafts
+from dovetail.runtime.step import Drafts
 from dovetail_testing.engine import make_core
 
 Guess = Callable[[EngineRequest], Sequence[int]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import Mock
 
-from dovetail.engine.graph_choice import DECODE_PATIENCE, PREFILL_PATIENCE, STAND_IN_PATIENCE, GraphChooser
 from dovetail.engine.request import PromptChunk, StepPlan
+from dovetail.engine.step_builder import DECODE_PATIENCE, PREFILL_PATIENCE, STAND_IN_PATIENCE, GraphChooser
 from dovetail.messages.step import DecodeGraph, GraphKey, PrefillGraph, PrepareResult
 
 SIZES = [PrefillGraph(8, 1), PrefillGraph(16, 1), PrefillGraph(24, 5), PrefillGraph(40, 5)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.engine.watchdog import EngineWatchdog
+from dovetail.engine.stall_logger import EngineWatchdog
 
 
 class Clock:

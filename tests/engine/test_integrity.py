@@ -18,9 +18,9 @@ from script_executor import ENDS, ScriptExecutor
 
 from dovetail.contracts.cache import FULL, Window
 from dovetail.demo import MODEL_DIR
-from dovetail.engine import kv_cache_checker
+from dovetail.engine import recovery
 from dovetail.engine.core import EngineCore
-from dovetail.engine.kv_cache_checker import SHARED_PAGE, KVCacheChecker
+from dovetail.engine.recovery import SHARED_PAGE, KVCacheChecker
 from dovetail.engine.request import EngineRequest
 from dovetail.messages import SamplerParams, Submit
 from dovetail.plugins import load
@@ -174,7 +174,7 @@ def test_the_watch_looks_now_and_then_counts_and_logs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A leak is found at the next look, repaired, counted, and logged as one error."""
-    monkeypatch.setattr(kv_cache_checker, "INTERVAL", 4)
+    monkeypatch.setattr(recovery, "CHECK_INTERVAL", 4)
     world = loaded()
     watch = KVCacheChecker(world.pages)
     for _ in range(8):
@@ -193,7 +193,7 @@ def test_the_watch_looks_now_and_then_counts_and_logs(
 
 def test_what_counts_do_not_show_is_found_when_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page freed twice in place of another changes no count; the look at every page waits for an idle moment."""
-    monkeypatch.setattr(kv_cache_checker, "INTERVAL", 2)
+    monkeypatch.setattr(recovery, "CHECK_INTERVAL", 2)
     world = loaded()
     watch = KVCacheChecker(world.pages)
     free_twice(world)
@@ -209,7 +209,7 @@ def test_what_counts_do_not_show_is_found_when_nothing_runs(monkeypatch: pytest.
 
 def test_requests_that_shared_a_page_are_handed_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """`look` returns them, and a request that is none of them keeps its pages."""
-    monkeypatch.setattr(kv_cache_checker, "INTERVAL", 1)
+    monkeypatch.setattr(recovery, "CHECK_INTERVAL", 1)
     world = loaded()
     hold_twice(world)
     world.pages.allocators[0].allocate(1)  # what the lost page's count would show
@@ -224,7 +224,7 @@ def test_requests_that_shared_a_page_are_handed_to_the_engine(monkeypatch: pytes
 
 def test_the_engine_ends_requests_that_shared_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both finish with the reason after the next step; a third request gets all its tokens."""
-    monkeypatch.setattr(kv_cache_checker, "INTERVAL", 1)
+    monkeypatch.setattr(recovery, "CHECK_INTERVAL", 1)
     options, plan = make_plans(MODEL_DIR, page_size=4, max_running_requests=3)
     core = EngineCore(options, load(plan, "engine"), ScriptExecutor(num_pages=40, page_size=4), eos_ids=ENDS)
     for handle in (1, 2, 3):

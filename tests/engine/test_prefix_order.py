@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from dovetail.engine.prefix_order import MIN_SAVED_TOKENS, PrefixOrder, common_pages, saved_pages
+from dovetail.engine.step_builder import MIN_SAVED_TOKENS, PrefixOrder, common_pages, saved_pages
 
 SIZE = 16
 IDS: dict[Any, int] = {}

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from dovetail.cache.radix import RadixTree
 from dovetail.engine.admission import MAX_MATCHED
+from dovetail.engine.owners import WaitQueue, rank
 from dovetail.engine.policy import MAX_LOOKED_UP
-from dovetail.engine.queue import WaitQueue, rank
 from dovetail.engine.request import EngineRequest
 from dovetail.messages import BACKGROUND, SamplerParams, Submit
 from dovetail_testing.engine import make_policy

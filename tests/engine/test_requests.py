@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from dovetail.contracts.errors import EngineDeadError
-from dovetail.engine import kv_cache_checker
+from dovetail.engine import recovery
 from dovetail.engine.core import EngineCore
 from dovetail.messages import SamplerParams, Submit
 from dovetail_testing.engine import collect, generate, make_client, make_core, tokens
@@ -162,7 +162,7 @@ def test_abort_from_elsewhere_ends_the_stream(qwen3: Path) -> None:
 
 def test_a_lost_page_is_found_counted_and_given_back(qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that leaks while the engine runs is free again a little later, and `stats` tells of it."""
-    monkeypatch.setattr(kv_cache_checker, "INTERVAL", 8)
+    monkeypatch.setattr(recovery, "CHECK_INTERVAL", 8)
     core = make_core(qwen3)
     core.pages.allocators[0].allocate(3)
     core.handle(Submit(rid="a", prompt_ids=[1, 2, 3], params=params(ignore_eos=True, max_tokens=20)))

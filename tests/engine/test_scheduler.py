@@ -14,9 +14,15 @@ from dovetail.contracts.cache import FULL, Chunk, Reach, Recurrent, Window
 from dovetail.engine.device_rows import DeviceRows
 from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.limits import StepLimits
-from dovetail.engine.low_priority import BUSY_INTERVAL_S, BUSY_ROWS, IDLE_DELAY_S, INTERVAL_S, LowPriorityThrottle
 from dovetail.engine.request import EngineRequest, StepPlan
-from dovetail.engine.scheduler import Scheduler
+from dovetail.engine.scheduler import (
+    BACKGROUND_INTERVAL_S,
+    BUSY_INTERVAL_S,
+    BUSY_ROWS,
+    IDLE_DELAY_S,
+    LowPriorityThrottle,
+    Scheduler,
+)
 from dovetail.messages import BACKGROUND, Finish, SamplerParams, Submit
 from dovetail.runtime.memory.plan import floor_pages, seen_pages
 from dovetail_testing.engine import make_policy
@@ -206,15 +212,15 @@ def test_background_requests_hold_back_for_others_and_a_while_after() -> None:
     assert [len(p.decode) for p in plans] == [BUSY_ROWS, *[1] * 8]
     assert [r.priority for r in world.done] == [0]
     assert world.step().requests == []
-    world.now += INTERVAL_S
+    world.now += BACKGROUND_INTERVAL_S
     assert len(world.step().requests) == BUSY_ROWS
     world.add([7, 7], 2)
-    world.now += INTERVAL_S
+    world.now += BACKGROUND_INTERVAL_S
     assert len(world.step().requests) == 1
     world.now += BUSY_INTERVAL_S
     assert len(world.step().requests) == 1 + BUSY_ROWS
     assert world.step().requests == []
-    assert 0 < world.scheduler.background.wait_s() <= INTERVAL_S
+    assert 0 < world.scheduler.background.wait_s() <= BACKGROUND_INTERVAL_S
     world.now += IDLE_DELAY_S
     assert world.step().decode == background
 

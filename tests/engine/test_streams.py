@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.contracts.errors import EngineDeadError
-from dovetail.engine import entry, streams
+from dovetail.engine import streams
 from dovetail.engine.streams import StreamClient
 from dovetail.messages import (
     Abort,
@@ -128,7 +128,7 @@ def test_an_interval_gathers_tokens_after_the_first() -> None:
 @pytest.mark.parametrize("top", [None, 20])
 def test_a_reader_too_far_behind_is_given_up(monkeypatch: pytest.MonkeyPatch, top: int | None) -> None:
     """What waits is bounded: beyond that the request is aborted, and the reader is told why."""
-    monkeypatch.setattr(entry, "MAX_WAITING", 1000)
+    monkeypatch.setattr(streams, "MAX_WAITING", 1000)
 
     async def main() -> None:
         client = Loopback()

@@ -7,7 +7,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from dovetail.engine.submit_delta import OWN, DeltaSubmit, SubmitDecoder, SubmitEncoder, is_alike
+from dovetail.engine.wire import OWN, DeltaSubmit, SubmitDecoder, SubmitEncoder, is_alike
 from dovetail.messages import Abort, Control, GrammarOption, SamplerParams, Submit, ToEngine
 
 LONG = 100_000

@@ -7,9 +7,9 @@ from script_executor import ENDS, ScriptExecutor
 
 from dovetail.demo import MODEL_DIR
 from dovetail.engine import request as requests
-from dovetail.engine import timeline
+from dovetail.engine import stats_log
 from dovetail.engine.core import EngineCore
-from dovetail.engine.entry import RequestEntry
+from dovetail.engine.streams import RequestEntry
 from dovetail.messages import Abort, Control, ControlReply, SamplerParams, Submit, Times, TokenDelta
 from dovetail.plugins import load
 from dovetail_testing.engine import make_plans
@@ -135,7 +135,7 @@ def steps(world: World, after: int = 0) -> list[dict[str, float]]:
 def test_the_last_steps_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """What each computed and when, the oldest first; those after a number, and no more than are kept."""
     world = World(monkeypatch, rows=2)
-    monkeypatch.setattr(timeline, "perf_counter", world.clock)
+    monkeypatch.setattr(stats_log, "perf_counter", world.clock)
     assert steps(world) == []
     world.submit(1, 60, 4)
     world.submit(2, 8, 2)
@@ -151,4 +151,4 @@ def test_the_last_steps_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for handle in range(3, 9):
         world.submit(handle, 4, 100)
         world.drain()
-    assert len(steps(world)) == timeline.KEPT
+    assert len(steps(world)) == stats_log.KEPT_STEPS

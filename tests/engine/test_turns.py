@@ -15,11 +15,10 @@ from dovetail.contracts.scheduling import PrefixView, SchedulePolicy, WaitingReq
 from dovetail.engine.device_rows import DeviceRows
 from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.limits import StepLimits
-from dovetail.engine.low_priority import LowPriorityThrottle
 from dovetail.engine.owners import BEHIND, CREDIT, MIN_KNOWN, Owners
 from dovetail.engine.policy import Policy, policy_of
 from dovetail.engine.request import EngineRequest
-from dovetail.engine.scheduler import Scheduler
+from dovetail.engine.scheduler import LowPriorityThrottle, Scheduler
 from dovetail.messages import BACKGROUND, SamplerParams, Submit
 from dovetail_testing.engine import make_policy
 

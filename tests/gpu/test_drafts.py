@@ -10,7 +10,7 @@ import pytest
 
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
-from dovetail.engine.draft_gain import Cost, StepCosts
+from dovetail.engine.speculation import Cost, StepCosts
 from dovetail.messages import SamplerParams, Submit
 from dovetail.runtime.graphs.verify import VerifyGraphs
 from dovetail_testing.engine import make_core

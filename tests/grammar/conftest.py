@@ -15,7 +15,7 @@ from grammar_demo import Demo, Jump
 from served import Served
 
 from dovetail.contracts.grammar import Vocabulary
-from dovetail.engine import jump_forward as jump
+from dovetail.engine import replies as jump
 from dovetail.engine.request import EngineRequest
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail_testing.vocabularies import byte_level

@@ -11,11 +11,10 @@ import pytest
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Vocabulary
-from dovetail.grammar.compile.trial import try_out
-from dovetail.grammar.spec.negotiation import asked
+from dovetail.grammar.compile.child import try_out
 from dovetail.grammar.spec.normal import normalize
 from dovetail.grammar.spec.relax import relax_schema
-from dovetail.grammar.spec.route import EnforcementOption, GrammarRoute
+from dovetail.grammar.spec.route import EnforcementOption, GrammarRoute, asked
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.messages import GrammarOption
 from dovetail.plugins import Registry, load, make_plan

@@ -14,10 +14,8 @@ from random_pairs import Maker, is_valid
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarBackend, GrammarLimits, GrammarSpec, Kind, Support, Vocabulary
-from dovetail.grammar.spec.negotiation import asked
-from dovetail.grammar.spec.normal import Normal, normalize
-from dovetail.grammar.spec.normal.is_normal import is_normal
-from dovetail.grammar.spec.route import EnforcementOption, GrammarRouter
+from dovetail.grammar.spec.normal import Normal, is_normal, normalize
+from dovetail.grammar.spec.route import EnforcementOption, GrammarRouter, asked
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.messages import GrammarOption
 from dovetail.sdk.schemas import schema

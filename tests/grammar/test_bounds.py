@@ -21,16 +21,15 @@ from test_service import ENDLESS, outlines_option, settle, start_process
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.forks import ForkServer, send
-from dovetail.grammar.compile import child, trial
+from dovetail.grammar.compile import child
 from dovetail.grammar.compile.cache import Enforced, RejectedGrammar
-from dovetail.grammar.compile.jobs import CompileFuture, QueueBounds
+from dovetail.grammar.compile.child import try_out
+from dovetail.grammar.compile.jobs import CompileFuture, FairQueue, QueueBounds
 from dovetail.grammar.compile.pool import START_S, ChildTimeoutError
-from dovetail.grammar.compile.queue import FairQueue
 from dovetail.grammar.compile.service import GrammarService
-from dovetail.grammar.compile.trial import try_out
 from dovetail.grammar.pipeline import StructuredOutputs
-from dovetail.grammar.spec.costly import lightened
 from dovetail.grammar.spec.refusals import BUSY, FULL, OWNER_FULL, TOO_COMPLEX
+from dovetail.grammar.spec.relax import lightened
 from dovetail.grammar.spec.wire import ChildJob, ChildReply
 from dovetail.messages import GrammarOption
 from dovetail.plugins import Registry, load, make_plan
@@ -217,7 +216,7 @@ def test_masks_that_would_hold_everybody_up_are_refused(small: Vocabulary, monke
     """A hundred thousand forced characters make each mask cost thousands of usual ones; a few make no difference."""
     plan = make_plan(Registry.scan(), grammar_backend="llguidance")
     backend = load(plan, "compiler").get("grammar_backend", "llguidance")(small)
-    monkeypatch.setattr(trial, "MAX_MASK_S", 0.001)  # on a fast machine; those of usual grammars take 0.05 ms
+    monkeypatch.setattr(child, "MAX_MASK_S", 0.001)  # on a fast machine; those of usual grammars take 0.05 ms
     for num in (10, 100_000):
         made = backend.compile(GrammarSpec(kind=Kind.REGEX, source=f"a{{{num}}}"), GrammarLimits())
         grammar = backend.load(made) if isinstance(made, bytes) else made
@@ -250,7 +249,7 @@ def test_trying_out_ends_once_masks_are_known_to_be_slow(small: Vocabulary, monk
         def matcher(self) -> Any:
             return Slow()
 
-    monkeypatch.setattr("dovetail.grammar.compile.trial.time.process_time", lambda: float(len(filled)))
+    monkeypatch.setattr("dovetail.grammar.compile.child.time.process_time", lambda: float(len(filled)))
     with pytest.raises(RequestError, match="mask takes more than"):
         try_out(Grammar(), small)
     assert len(filled) == 1

@@ -13,7 +13,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.grammar.spec.advice import ADVICE
 from dovetail.grammar.spec.diagnostics import explained
-from dovetail.grammar.spec.limits import check_spec
+from dovetail.grammar.spec.fields import check_spec
 from dovetail.grammar.spec.refusals import BUSY, TOO_COMPLEX
 from dovetail.grammar.spec.route import GrammarRoute, ToolSchema
 

@@ -16,8 +16,7 @@ from dovetail.engine.core import EngineCore
 from dovetail.engine.request import EngineRequest
 from dovetail.engine.speculation import Speculation
 from dovetail.grammar.matching.bitmask import fill_masks
-from dovetail.grammar.matching.constraint import Constraint, TokenSets
-from dovetail.grammar.matching.words import WordRules
+from dovetail.grammar.matching.constraint import Constraint, TokenSets, WordRules
 from dovetail.messages import GrammarOption, SamplerParams
 from dovetail.plugins import LoadedPlugins
 from dovetail.sdk.masks import has_bit

@@ -21,8 +21,8 @@ from dovetail.contracts.reasoning import ParserRequest
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.matching.constraint import Constraint, TokenSets
 from dovetail.grammar.matching.reasoning_gate import MAX_ROLLBACK, ReasoningGate, make_gate
-from dovetail.grammar.spec.thinking import ReasoningOptions, thinking_of
 from dovetail.plugins import Registry, load, make_plan
+from dovetail.processing.constraints import ReasoningOptions, thinking_of
 from dovetail.sdk.formats.json_calls import JsonCalls
 from dovetail.sdk.formats.output import Folded, make_parser, parse_full
 from dovetail.sdk.masks import ids_of
@@ -248,7 +248,7 @@ def test_the_gate_forgets_what_is_far_back(tokenizer: Tokenizer) -> None:
 
 def test_the_gate_needs_no_torch() -> None:
     """An engine process that has not loaded its model yet can import it."""
-    modules = "dovetail.grammar.matching.reasoning_gate, dovetail.grammar.spec.thinking"
+    modules = "dovetail.grammar.matching.reasoning_gate, dovetail.processing.constraints"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

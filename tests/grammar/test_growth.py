@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
-from dovetail.grammar.spec.limits import check_spec
+from dovetail.grammar.spec.fields import check_spec
 from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.sdk.schemas import schema

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from grammar_demo import Demo, Jump, Result, fixed, json_option
 
-from dovetail.engine import jump_forward as jump
+from dovetail.engine import replies as jump
 from dovetail.engine.request import EngineRequest
 from dovetail.engine.scheduler import NewTokenRatio
 from dovetail.messages import Finish, GrammarOption, SamplerParams, Submit

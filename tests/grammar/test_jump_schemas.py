@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from grammar_demo import Demo, Jump, Result, json_option
 
-from dovetail.engine import jump_forward as jump
+from dovetail.engine import replies as jump
 from dovetail.messages import GrammarOption
 
 SHORT = {"type": "string", "maxLength": 6}

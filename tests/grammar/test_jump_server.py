@@ -11,7 +11,7 @@ import requests
 from grammar_demo import Jump
 from served import Served
 
-from dovetail.engine import jump_forward as jump
+from dovetail.engine import replies as jump
 
 LETTER = "(Dear Sir|Hello Madam), thank you very much for your letter of [0-9]{2} May[.] We are (happy|sorry) about it"
 CHAT = "/v1/chat/completions"

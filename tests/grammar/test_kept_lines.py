@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
-from dovetail.grammar.matching.bitmask import FREE, fill_masks
+from dovetail.grammar.matching.bitmask import FREE, MAX_LOOKED, MAX_NEW, KeptLines, fill_masks, kept_number
 from dovetail.grammar.matching.constraint import Constraint, TokenSets
-from dovetail.grammar.matching.kept_lines import MAX_LOOKED, MAX_NEW, KeptLines, kept_number
 from dovetail.grammar.matching.reasoning_gate import make_gate
 from dovetail.messages import MarkedThinking, Marker
 from dovetail.runtime.sampling.masks import MaskBuffer, num_kept

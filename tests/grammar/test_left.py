@@ -6,7 +6,7 @@ import threading
 import weakref
 from functools import partial
 
-from dovetail.grammar.compile.queue import Workers
+from dovetail.grammar.compile.jobs import Workers
 from dovetail.sdk.schemas.lru import MAX_CHARS, LRUMemo
 
 

@@ -20,7 +20,7 @@ from dovetail.contracts.grammar import (
     Support,
     SupportLevel,
 )
-from dovetail.grammar.spec.limits import check_spec
+from dovetail.grammar.spec.fields import check_spec
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.sdk.schemas.formats import FORMATS, PATTERNS
 from dovetail_grammar.patterns import is_leaky, rewritten, tightened

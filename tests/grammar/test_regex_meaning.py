@@ -18,7 +18,7 @@ from grammar_routes import Enforced, backends_of
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, Vocabulary
 from dovetail.grammar.compile.validity import as_python
-from dovetail.grammar.spec.limits import check_spec
+from dovetail.grammar.spec.fields import check_spec
 from dovetail.grammar.spec.route import GrammarRouter
 
 ATOMS = (

@@ -17,9 +17,8 @@ from dovetail.forks import ForkServer, ForkTemplate
 from dovetail.grammar.compile.cache import IDLE_S, LARGE_BYTES, Enforced, GrammarCache, RejectedGrammar
 from dovetail.grammar.compile.jobs import CompileFuture
 from dovetail.grammar.compile.memory import Trimmer
-from dovetail.grammar.compile.pool import START_S, ChildDiedError, ChildTimeoutError, WorkerPool
+from dovetail.grammar.compile.pool import START_S, ChildDiedError, ChildTimeoutError, FinalValidator, WorkerPool
 from dovetail.grammar.compile.service import GrammarService
-from dovetail.grammar.compile.validate import FinalValidator
 from dovetail.grammar.compile.vocabulary import pack, unpack
 from dovetail.grammar.pipeline import StructuredOutputs
 from dovetail.grammar.spec.wire import ChildJob, ChildStart
@@ -395,7 +394,7 @@ def test_what_took_too_long_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) 
 
 def test_finished_texts_are_judged_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last word on a text comes from jsonschema, and a pattern that never ends gives no verdict, soon."""
-    monkeypatch.setattr("dovetail.grammar.compile.validate.TIMEOUT_S", 5.0)  # the machine may be busy
+    monkeypatch.setattr("dovetail.grammar.compile.pool.TIMEOUT_S", 5.0)  # the machine may be busy
     validator = FinalValidator()
     try:
         assert validator.validate('{"not": {"const": 3}}', ["3", "4", "{"]) == [False, True, False]

@@ -13,8 +13,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarLimits, GrammarMatcher, GrammarSpec, Kind, Vocabulary
 from dovetail.grammar.compile.validity import FORMATS
 from dovetail.grammar.compile.vocabulary import make_vocabulary
-from dovetail.grammar.spec.fields import read_grammar
-from dovetail.grammar.spec.limits import check_spec
+from dovetail.grammar.spec.fields import check_spec, read_grammar
 from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.plugins import Registry, load, make_plan

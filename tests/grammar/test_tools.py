@@ -16,8 +16,8 @@ from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarL
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.compile.vocabulary import make_vocabulary
-from dovetail.grammar.spec.free_text import auto_grammar
-from dovetail.grammar.spec.limits import check_spec
+from dovetail.grammar.spec.fields import check_spec
+from dovetail.grammar.spec.tool_route import auto_grammar
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.sdk.formats.output import make_parser, parse_full
 from dovetail.sdk.masks import ids_of

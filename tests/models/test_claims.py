@@ -15,8 +15,7 @@ from dovetail.contracts.errors import ModelError
 from dovetail.demo import MODEL_DIR
 from dovetail.model_files import read_json
 from dovetail.plugin_settings import PluginSettings
-from dovetail.processing.dense import Dense
-from dovetail.processing.embeddings import Embedder
+from dovetail.processing.embeddings import Dense, Embedder
 from dovetail.processing.prepare import check_model
 from dovetail.runtime.checkpoint.claims import MAX_INTEGER, CheckpointContents, check_claims, check_params, held
 from dovetail.runtime.checkpoint.folder import EmbeddingModule, ModelFolder

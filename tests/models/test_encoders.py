@@ -19,7 +19,7 @@ from dovetail.contracts.config import Pool
 from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.needs import unmet, unserved
 from dovetail.messages import SamplerParams, Submit, TokenDelta
-from dovetail.runtime.memory.table import rows_of
+from dovetail.runtime.memory.host import rows_of
 from dovetail_testing.engine import make_core, serve
 
 PARAMS = SamplerParams(max_tokens=1)

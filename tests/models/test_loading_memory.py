@@ -20,8 +20,7 @@ from safetensors.torch import load_file, save_file
 from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.quantization import Conversion, FileTensor
-from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
-from dovetail.runtime.checkpoint.mapped import MappedFiles
+from dovetail.runtime.checkpoint.files import Checkpoint, MappedFiles, open_checkpoint
 from dovetail.runtime.checkpoint.weights import side_by_side
 from dovetail_testing.conformance.model_runtime import TinyEngine
 from dovetail_testing.models import make_model

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from fake_graphs import PlainAttention, add_graphs
 
-from dovetail.engine.graph_choice import GraphChooser
-from dovetail.engine.step_builder import StepBuilder
+from dovetail.engine.step_builder import GraphChooser, StepBuilder
 
 spec = importlib.util.spec_from_file_location(
     "captured_example_models", Path(__file__).parents[1] / "engine/example_models.py"

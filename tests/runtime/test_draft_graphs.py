@@ -10,10 +10,10 @@ import pytest
 from fake_graphs import SIZES, make_captured, use_triton
 
 from dovetail.engine.core import EngineCore
-from dovetail.engine.draft_gain import Cost, Gain, Shares, StepCosts
 from dovetail.engine.draft_record import DraftRecord
-from dovetail.engine.graph_choice import GraphChooser
 from dovetail.engine.request import EngineRequest, StepPlan
+from dovetail.engine.speculation import Cost, Gain, Shares, StepCosts
+from dovetail.engine.step_builder import GraphChooser
 from dovetail.messages import SamplerParams, Submit
 from dovetail.runtime.graphs.prefill import PrefillGraphs
 from dovetail.runtime.graphs.verify import VerifyGraphs

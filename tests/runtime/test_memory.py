@@ -31,8 +31,8 @@ from dovetail.runtime.graphs import decode as graphs
 from dovetail.runtime.memory import host as host_memory
 from dovetail.runtime.memory.checks import gib
 from dovetail.runtime.memory.estimates import BUCKET_SUM, GRAPH_ROWS, NUM_DECODE_GRAPHS, activation_bytes
+from dovetail.runtime.memory.host import rows_of
 from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan, floor_pages, plan_memory
-from dovetail.runtime.memory.table import rows_of
 from dovetail.runtime.runner import ModelRunner
 from dovetail.sdk.checkpoint import dense_numel
 from dovetail.settings import EngineSettings

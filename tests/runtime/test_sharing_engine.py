@@ -12,7 +12,7 @@ import torch
 from fake_graphs import add_graphs
 
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
-from dovetail.engine import prefix_order
+from dovetail.engine import step_builder
 from dovetail.engine.core import EngineCore
 from dovetail.executor.local import LocalExecutor
 from dovetail.messages import SamplerParams, Submit
@@ -52,8 +52,8 @@ def test_an_engine_decodes_behind_common_prefixes(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(TritonBackend, "caps", caps)
     monkeypatch.setattr("dovetail.plugins.plan._why_not", lambda record, device: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
-    monkeypatch.setattr(prefix_order, "MIN_SAVED_TOKENS", 64)
-    monkeypatch.setattr(prefix_order, "MIN_SAVED_SHARE", 0.1)
+    monkeypatch.setattr(step_builder, "MIN_SAVED_TOKENS", 64)
+    monkeypatch.setattr(step_builder, "MIN_SAVED_SHARE", 0.1)
     used: list[tuple[DecodeGraph, list[int]]] = []
     shared: list[int] = []
     run = DecodeGraphs.run

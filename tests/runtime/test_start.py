@@ -11,9 +11,8 @@ import torch
 from dovetail.contracts.errors import ConfigError, described, said
 from dovetail.plugins import load as load_plan
 from dovetail.runtime.ranks import ALONE
-from dovetail.runtime.runner import ModelRunner
+from dovetail.runtime.runner import PHASES, ModelRunner, StartPhases
 from dovetail.runtime.start import allocate, capture, check, load, probe
-from dovetail.runtime.start.phases import PHASES, StartPhases
 from dovetail_testing.engine import make_plans
 from dovetail_testing.models import make_model
 

@@ -15,7 +15,7 @@ from dovetail.plugins import load as load_plan
 from dovetail.process_limits import num_cores
 from dovetail.runtime.ranks import ALONE
 from dovetail.runtime.start import check, load
-from dovetail.runtime.threads import MANY_TOKENS, StepThreads
+from dovetail.runtime.stepper import MANY_TOKENS, StepThreads
 from dovetail_testing.engine import generate, make_plans
 from dovetail_testing.models import make_model
 

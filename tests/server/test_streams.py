@@ -238,7 +238,7 @@ def test_thousands_of_waiting_tokens_hold_little_memory(
     harness: Harness, ticking: Callable[[str, int], Ticking], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that is stuck makes its request end once too much waits for it, and the others go on."""
-    monkeypatch.setattr("dovetail.engine.entry.MAX_WAITING", 3000)
+    monkeypatch.setattr("dovetail.engine.streams.MAX_WAITING", 3000)
     engine = ticking("y" * 400, 1)
     blocked = threading.Event()
     stuck = engine.submit(Submit(rid="stuck", prompt_ids=[1], params=SamplerParams(max_tokens=1)))

@@ -13,9 +13,8 @@ from typing import Protocol
 from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.limits import StepLimits
 from dovetail.engine.media import TowerSchedule
-from dovetail.engine.owners import BEHIND, Owner, Owners
+from dovetail.engine.owners import BEHIND, Owner, Owners, WaitQueue
 from dovetail.engine.policy import Policy
-from dovetail.engine.queue import WaitQueue
 from dovetail.engine.request import EngineRequest, PromptChunk, StepPlan
 
 PageKey = tuple[int | str, tuple[int, ...]]

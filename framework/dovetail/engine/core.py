@@ -10,28 +10,22 @@ import msgspec
 
 from dovetail.contracts.observers import CacheEvent
 from dovetail.engine.device_rows import DeviceRows
-from dovetail.engine.draft_gain import Gain
 from dovetail.engine.first_requests import serve_first
-from dovetail.engine.grammar_manager import make_grammar_manager
-from dovetail.engine.graph_choice import GraphChooser
-from dovetail.engine.kv_cache_checker import SHARED_PAGE, KVCacheChecker
+from dovetail.engine.grammar_manager import LateMasks, make_grammar_manager
 from dovetail.engine.kv_cache_manager import KVCacheManager
-from dovetail.engine.late_masks import LateMasks
 from dovetail.engine.limits import limits_of
 from dovetail.engine.media import RequestMedia, TowerSchedule, fault, keyed
 from dovetail.engine.policy import make_policy
 from dovetail.engine.profiling import Profiling
-from dovetail.engine.recovery import Recovery, finish_of
-from dovetail.engine.replies import Replies, ending
-from dovetail.engine.reply_folds import ReplyFolds
+from dovetail.engine.recovery import SHARED_PAGE, KVCacheChecker, Recovery, finish_of
+from dovetail.engine.replies import Replies, ReplyFolds, ending
 from dovetail.engine.request import EngineRequest, StepPlan
 from dovetail.engine.scheduler import Scheduler
-from dovetail.engine.speculation import Speculation, make_speculation
-from dovetail.engine.stats_log import StatsLog
-from dovetail.engine.step_builder import StepBuilder
-from dovetail.engine.timeline import Timeline
+from dovetail.engine.speculation import Gain, Speculation, make_speculation
+from dovetail.engine.stats_log import StatsLog, Timeline
+from dovetail.engine.step_builder import GraphChooser, StepBuilder
 from dovetail.grammar.compile.early import EarlyTokenizer
-from dovetail.grammar.matching.words import WordRules
+from dovetail.grammar.matching.constraint import WordRules
 from dovetail.messages import (
     Abort,
     Admitted,

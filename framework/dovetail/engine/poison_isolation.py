@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from dovetail.engine.entry import RequestEntry
+from dovetail.engine.streams import RequestEntry
 
 CANDIDATE_CRASHES = 2
 ALARM_S = 60.0

@@ -10,11 +10,10 @@ from typing import Any
 
 import msgspec
 
-from dovetail.engine.entry import RequestEntry
 from dovetail.engine.poison_isolation import ALARM_S, RestartLimit, has_got_on, note_crash, to_try
 from dovetail.engine.process_handle import EngineProcess
-from dovetail.engine.streams import ABORTED, CLOSED, EngineTokenStream, StreamClient
-from dovetail.engine.watchdog import EngineWatchdog
+from dovetail.engine.stall_logger import EngineWatchdog
+from dovetail.engine.streams import ABORTED, CLOSED, EngineTokenStream, RequestEntry, StreamClient
 from dovetail.engine.wire import Start
 from dovetail.messages import (
     POISON,

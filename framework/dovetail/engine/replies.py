@@ -2,18 +2,103 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 
 from dovetail.engine.grammar_manager import GrammarManager
-from dovetail.engine.jump_forward import forced_tokens, jump
 from dovetail.engine.kv_cache_manager import KVCacheManager
-from dovetail.engine.reply_folds import ReplyFolds
 from dovetail.engine.request import EngineRequest, StepPlan
 from dovetail.engine.scheduler import Scheduler
-from dovetail.messages import Finish, TokenDelta, TokenLogprob
+from dovetail.messages import Finish, SamplerParams, Submit, TokenDelta, TokenLogprob
 from dovetail.messages.step import StepOutput
 
 logger = logging.getLogger(__name__)
+
+
+# Jump-forward: tokens that a grammar forces are taken without sampling each of them in a step of its own.
+#
+# They go to the device together, as a prompt's tokens do, and the next token is sampled behind them. The text is the
+# same: where a text is forced, a mask allows only the token that the tokenizer itself would make. Only tokens that a
+# backend vouches for are taken; one that knows forced *text* alone cannot say where the model would cut it.
+
+MIN_JUMP = 3
+"""Fewer tokens are not worth a chunk of their own."""
+RUNNING_PER_TOKEN = 8
+"""A chunk delays all running requests: with many of them only long runs are worth it."""
+
+
+def forced_tokens(request: EngineRequest, num_running: int) -> list[int]:
+    """Return the tokens that must follow a request's last one, where taking them at once is worth it.
+
+    No more than it may still generate, so that no pages are taken for others. Empty where something has to be known of
+    each of them: log probabilities, or counts for penalties and the like.
+    """
+    constraint = request.constraint
+    if constraint is None or not constraint.was_forced or request.row < 0 or request.finish is not None:
+        return []
+    if request.params.logprobs is not None or request.params.looks_back:
+        return []
+    found = constraint.forced()[: request.remaining_tokens]
+    return found if len(found) >= max(MIN_JUMP, num_running // RUNNING_PER_TOKEN) else []
+
+
+def jump(request: EngineRequest, tokens: list[int], step: int) -> list[int]:
+    """Let a request take forced tokens; returns those that it took before it ended.
+
+    There are pages for them. The step in flight, number `step`, does not know of them: its token is dropped.
+    """
+    taken = []
+    for token in tokens:
+        request.append_token(token)
+        taken.append(token)
+        if request.finish is not None:
+            break
+    request.void_step = step
+    request.num_sampled = request.num_output
+    request.on_device = False
+    return taken
+
+
+# Replies whose states the prefix cache is to have: each is computed once more, as a prompt, when it has ended.
+#
+# A copy of a recurrent state is taken from prompts alone: one that came of decoding has other last bits. So what
+# follows a reply that comes back, as a conversation does, has to compute it again. With `--fold-replies` that is done
+# before the next turn comes, by a request of the engine's own behind all others.
+
+
+class ReplyFolds:
+    """Makes a request of each reply that is worth it: it samples nothing, and no client knows of it."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler, self._handles = scheduler, itertools.count(-1, -1)
+
+    def ended(self, request: EngineRequest) -> None:
+        """A request has ended well: if its reply reaches further than its prompt's copies, have it computed again.
+
+        While as many wait as can run, nothing is done: what waits comes first.
+        """
+        scheduler, grid = self._scheduler, self._scheduler.pages.states.grid
+        num = len(request.ids) // grid * grid
+        if request.media is not None:
+            return  # its images may be gone when it would be computed
+        if num <= (request.num_prompt - 1) // grid * grid or request.num_output == 0:
+            return
+        if len(scheduler.waiting) >= scheduler.limits.max_running_requests:
+            return
+        message = Submit(
+            rid=request.rid,
+            handle=next(self._handles),
+            prompt_ids=list(request.ids[:num]),
+            params=SamplerParams(max_tokens=0),
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            owner=request.owner,
+            weight=request.weight,
+        )
+        again = EngineRequest.from_submit(message, arrival=request.arrival, eos_ids=())
+        again.is_reply, again.max_tokens = True, 0
+        scheduler.add(again)
+
 
 Logprobs = list[TokenLogprob | None] | None
 

@@ -112,7 +112,7 @@ class EngineRequest:
         max_tokens: Most tokens it may generate, what its context leaves included.
         pool: It generates nothing: its hidden states are pooled.
         second: Where the second of its two texts begins; 0: it is one.
-        is_reply: It is what another one had when it ended, and generates nothing: see `reply_folds.py`.
+        is_reply: It is what another one had when it ended, and generates nothing: see `ReplyFolds`.
         is_announced: Its client knows that it takes part in steps.
         constraint: What it may say next; None for anything.
         waiting_for_grammar: Its grammar is being compiled, or was refused: nothing may be sampled.

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 
 from dovetail.engine.device_rows import DeviceRows
-from dovetail.engine.graph_choice import GraphChooser
 from dovetail.engine.request import EngineRequest, PromptChunk, StepPlan
-from dovetail.messages.step import AT_DEVICE, NONE, POOL, SAMPLE, Admit, Ints, StepInput, Want, no_ints
+from dovetail.messages.step import (
+    AT_DEVICE,
+    MOST_VERIFIED,
+    NONE,
+    POOL,
+    SAMPLE,
+    Admit,
+    DecodeGraph,
+    ExecutorInfo,
+    GraphKey,
+    Ints,
+    PrefillGraph,
+    PrepareResult,
+    StepInput,
+    Want,
+    no_ints,
+)
 
 NO_IDS = no_ints()
 
@@ -134,3 +154,199 @@ def _wants(plan: StepPlan) -> tuple[Want, ...]:
             ids, named = tuple(request.model_ids(first + 1, last + 1)), request.params.logprob_token_ids
             found.append(Want(at, first - chunk.start, ids, num_top, named))
     return tuple(found)
+
+
+# Which captured graphs serve a step, and in which order its rows then stand.
+#
+# The engine decides, so that all ranks replay the same. A graph that is missing is captured when it has been missed
+# often; until then a larger one stands in, or the step runs without.
+
+DECODE_PATIENCE = 40
+"""Decode steps without their graph before it is captured under load: about what the capture itself costs."""
+PREFILL_PATIENCE = 8
+"""The same for prefills, …"""
+STAND_IN_PATIENCE = 40
+"""… and while a larger graph stands in for one, which costs less."""
+
+EAGER = [PrefillGraph(tokens, tokens) for tokens in (16, 64, MOST_VERIFIED)]
+"""Tokens by which steps with drafts are told apart that run without graphs."""
+
+
+class GraphChooser:
+    """Knows which graphs there are."""
+
+    def __init__(self, info: ExecutorInfo, prepare: Callable[[GraphKey], PrepareResult]) -> None:
+        """`prepare` is the executor's."""
+        self._prepare = prepare
+        self._decode = [key for key in info.graphs if isinstance(key, DecodeGraph) and not key.shares]
+        self._sharing = [key for key in info.graphs if isinstance(key, DecodeGraph) and key.shares]
+        self._prefill = [key for key in info.graphs if isinstance(key, PrefillGraph)]
+        self._longest_single = max((key.tokens for key in self._prefill if key.chunks == 1), default=0)
+        self._captured = set(info.prepared.captured)
+        self._hopeless: set[GraphKey] = set()
+        self._missed: dict[GraphKey, int] = {}
+        self._prefixes = PrefixOrder(info.prefix_group, info.page_size) if info.prefix_group > 1 else None
+
+    def verifying(self) -> list[PrefillGraph]:
+        """Return the graphs that can verify drafts now, or the sizes of such steps where no prefill is captured."""
+        if not self._prefill:
+            return EAGER
+        return [key for key in self._prefill if key.tokens <= MOST_VERIFIED and key in self._captured]
+
+    def prepared(self, outcome: PrepareResult) -> None:
+        """Note what was captured."""
+        self._captured.update(outcome.captured)
+
+    def choose(self, plan: StepPlan) -> tuple[DecodeGraph | None, PrefillGraph | None]:
+        """Return what to replay for the decode rows and the chunks of a step, both or, to run it eagerly, neither.
+
+        The rows that decode are put into the order that the graph is best read in.
+        """
+        prefill = self._prefill_graph(plan.chunks) if plan.chunks and self._prefill else None
+        if plan.chunks and prefill is None:
+            return None, None
+        decode = self._decode_graph(plan) if plan.decode and self._decode else None
+        if plan.decode and decode is None:
+            return None, None
+        return decode, prefill
+
+    def _decode_graph(self, plan: StepPlan) -> DecodeGraph | None:
+        """Where reading common prefixes once pays, that is the graph that does so, once it is there."""
+        num = len(plan.decode)
+        place = bisect_left(self._sharing, num, key=_rows)
+        if self._prefixes is not None and place < len(self._sharing):
+            ordered = self._prefixes.order(plan.decode)
+            if ordered is not None and self._is_ready(self._sharing[place], DECODE_PATIENCE):
+                plan.decode = ordered
+                return self._sharing[place]
+        return self.decode_graph_for(num)
+
+    def decode_graph_for(self, num_rows: int) -> DecodeGraph | None:
+        """Return the graph for `num_rows` rows in any order, or a larger one in its place."""
+        place = bisect_left(self._decode, num_rows, key=_rows)
+        if place == len(self._decode):
+            return None
+        if self._is_ready(self._decode[place], DECODE_PATIENCE):
+            return self._decode[place]
+        return next((key for key in self._decode[place:] if key in self._captured), None)
+
+    def _prefill_graph(self, chunks: Sequence[PromptChunk]) -> PrefillGraph | None:
+        """Return a graph that fits the chunks: of at most 512 tokens, or of twice as many as needed."""
+        for request in (chunk.request for chunk in chunks):
+            if request.prompt_logprobs is not None or request.pool is not None or request.media is not None:
+                return None  # it needs logits or hidden states of several tokens, or has embeddings and positions
+        tokens = sum(chunk.num_new for chunk in chunks)
+        limit = MOST_VERIFIED if any(chunk.drafts for chunk in chunks) else sys.maxsize
+        fitting = [
+            key
+            for key in self._prefill
+            if tokens <= key.tokens <= limit and key.chunks >= len(chunks) and key not in self._hopeless
+        ]
+        if not fitting:
+            return None
+        wanted, most = fitting[0], max(self._longest_single, 2 * fitting[0].tokens)
+        found = next((key for key in fitting if key in self._captured and key.tokens <= most), None)
+        if found != wanted and self._is_ready(wanted, PREFILL_PATIENCE if found is None else STAND_IN_PATIENCE):
+            return wanted
+        return found
+
+    def _is_ready(self, key: GraphKey, patience: int) -> bool:
+        """Whether a graph is there; it is captured if it has been missed often."""
+        if key in self._captured:
+            return True
+        self._missed[key] = self._missed.get(key, 0) + 1
+        if self._missed[key] <= patience or key in self._hopeless:
+            return False
+        self.prepared(self._prepare(key))
+        if key not in self._captured:
+            self._hopeless.add(key)
+        return key in self._captured
+
+
+def _rows(key: DecodeGraph) -> int:
+    return key.rows
+
+
+# In which order decode rows stand, so that a backend can read what they have in common once, and whether that pays.
+#
+# This is an estimate on the host: what rows share is found again on the device, exactly
+# (`ForwardBatch.shares_prefixes`). A page stands at one place of one prefix for as long as somebody holds it. So two
+# requests with the same page at some place have the same pages before it too, and the length of what they share is
+# found by bisection.
+
+MIN_SAVED_TOKENS = 4096
+"""Tokens that need not be read in a layer; below that the two extra kernels cost more."""
+MIN_SAVED_SHARE = 1 / 3
+"""And their share of all tokens that the batch would read."""
+SORT_STEP = 64
+"""Requests are sorted by the page of every so many tokens."""
+SORT_KEYS = 16
+"""And by so many pages at most: of long prefixes, fewer are looked at."""
+
+Pages = list[int]
+
+
+class PrefixOrder:
+    """Finds the order for one engine; looks again only when the batch is another one."""
+
+    def __init__(self, group: int, page_size: int) -> None:
+        """`group` is the backend's `prefix_group`, 2 or more."""
+        self._group, self._page_size = group, page_size
+        self._pages: list[Pages] = []
+        self._order: list[int] | None = None
+
+    def order(self, requests: Sequence[EngineRequest]) -> list[EngineRequest] | None:
+        """Return the requests of a decode step in the order that saves most, or None where it does not pay.
+
+        The answer stays while the requests are the same and keep their pages: those only grow at their end. A request
+        that was retracted comes back with another list of pages.
+        """
+        pages = [request.pages[0] for request in requests]
+        if pages != self._pages:  # lists that are the same object are not looked into
+            self._pages, self._order = pages, self._find(requests, pages)
+        return None if self._order is None else [requests[i] for i in self._order]
+
+    def _find(self, requests: Sequence[EngineRequest], pages: list[Pages]) -> list[int] | None:
+        if len({own[0] for own in pages if own}) == len(pages):
+            return None
+        step = max(1, SORT_STEP // self._page_size, max(map(len, pages), default=0) // SORT_KEYS)
+        keys = [own[::step] for own in pages]
+        by_pages = sorted(range(len(pages)), key=keys.__getitem__)
+        common = [common_pages(pages[a], pages[b]) for a, b in pairwise(by_pages)]
+        saved = sum(saved_pages(common[i : i + self._group - 1]) for i in range(0, len(common), self._group))
+        saved_tokens, all_tokens = saved * self._page_size, sum(request.computed_len for request in requests)
+        return by_pages if saved_tokens >= max(MIN_SAVED_TOKENS, MIN_SAVED_SHARE * all_tokens) else None
+
+
+def saved_pages(common: Sequence[int]) -> int:
+    """Return how many pages need not be read in a group, where one run of rows reads what all of it share once.
+
+    Args:
+        common: Pages that each row and the next share.
+
+    Returns:
+        The area of the largest rectangle under `common`: all rows of the run but one save as many as its lowest place.
+    """
+    best = 0
+    rising: list[tuple[int, int]] = []  # where a height that still goes on began
+    for place, height in enumerate((*common, 0)):
+        start = place
+        while rising and rising[-1][1] >= height:
+            start, above = rising.pop()
+            best = max(best, above * (place - start))
+        rising.append((start, height))
+    return best
+
+
+def common_pages(one: Pages, other: Pages) -> int:
+    """Return how many leading pages two requests share."""
+    low, high = 0, min(len(one), len(other))
+    if not high or one[0] != other[0]:
+        return 0
+    while low < high:
+        middle = (low + high) // 2
+        if one[middle] == other[middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -2,19 +2,18 @@
 
 Each step in the module that takes it:
 
-1. **Parse.** `spec.fields` reads every spelling (`response_format`, `regex`, …) into one `GrammarSpec`;
-   `spec.limits` bounds its size and depth, `spec.tool_route` does the same for tools and a tool parser's format.
+1. **Parse.** `spec.fields` reads every spelling (`response_format`, `regex`, …) into one `GrammarSpec`, and bounds its
+   size and depth; `spec.tool_route` does the same for tools and a tool parser's format.
 2. **Normalise.** `spec.normal` writes any draft in the newest one's keywords, every reference local. Places in the
    schema as given are kept.
-3. **Choose.** `spec.route` asks backends (`spec.negotiation`) what they enforce, and of which source of their own, and
-   orders the options: in full, approximate with what is left out by name, any JSON. They travel to the engine in the
-   request.
+3. **Choose.** `spec.route` asks backends what they enforce, and of which source of their own, and orders the options:
+   in full, approximate with what is left out by name, any JSON. They travel to the engine in the request.
 4. **Compile.** `compile.service` compiles the first option that works: threads where the cost is bounded, else a
-   process that can be killed (`compile.compiling`). It tries the result out (`compile.trial`), keeps it
+   process that can be killed (`compile.compiling`). It tries the result out (`try_out`), keeps it
    (`compile.cache`), and leaves out keywords that fail (`spec.relax`).
 5. **Mask.** `matching.constraint` follows one request, past its thinking (`matching.reasoning_gate`), and fills a row
    of bits for each step; `runtime` masks the logits.
-6. **Validate.** `StructuredOutputs.report` says what was enforced; where that was not all, `compile.validate` validates
+6. **Validate.** `StructuredOutputs.report` says what was enforced; where that was not all, `FinalValidator` validates
    the finished text by the schema as given, in a process of its own.
 
 Steps 1 to 3 and 6 run where the request is read, 4 and 5 in the engine's process:
@@ -39,7 +38,7 @@ from dovetail.contracts.grammar import GrammarBackend, Kind, Vocabulary
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.compile.memory import Trimmer
-from dovetail.grammar.compile.validate import FinalValidator
+from dovetail.grammar.compile.pool import FinalValidator
 from dovetail.grammar.spec.fields import RequestedGrammar
 from dovetail.grammar.spec.route import Enforcement, GrammarReport, GrammarRoute, GrammarRouter, ToolReport
 from dovetail.grammar.spec.tool_route import ToolRouter, join

@@ -264,7 +264,7 @@ KINDS: dict[str, PluginKind] = {
             setting="logits_processors",
             many=True,
             hook="dovetail_logits_processors",
-            watched=("dovetail.runtime.sampling.sampler", "dovetail.runtime.sampling.processors"),
+            watched=("dovetail.runtime.sampling.sampler", "dovetail.runtime.sampling.sampler"),
         ),
         PluginKind(
             name="api",

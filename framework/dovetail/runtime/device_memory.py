@@ -16,9 +16,8 @@ from dovetail.runtime.checkpoint.files import Checkpoint
 from dovetail.runtime.checkpoint.weight_size import weight_size
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.memory.checks import gib
-from dovetail.runtime.memory.host import host_bytes, resident_bytes
+from dovetail.runtime.memory.host import host_bytes, print_table, resident_bytes
 from dovetail.runtime.memory.plan import NUM_PADDING_ROWS, DeviceBytes, MemoryPlan, plan_memory
-from dovetail.runtime.memory.table import print_table
 from dovetail.runtime.ranks import ALONE, Rank
 from dovetail.settings import EngineSettings
 

@@ -16,28 +16,104 @@ from torch import Tensor
 
 from dovetail.cache.pool import KVCache
 from dovetail.contracts.attention import AttentionBackend, Phase
-from dovetail.contracts.model import CausalLM
-from dovetail.messages.step import DecodeGraph, PrefillGraph, StepInput, StepLate, StepOutput, Want
+from dovetail.contracts.model import CausalLM, Classifier
+from dovetail.messages.sampling import Pool
+from dovetail.messages.step import POOL, DecodeGraph, PrefillGraph, StepInput, StepLate, StepOutput, Want
 from dovetail.runtime.device.device_state import DeviceState
+from dovetail.runtime.device.devices import to_device, upload
 from dovetail.runtime.device.penalties import TokenCounts
 from dovetail.runtime.device.row_params import RowFacts
-from dovetail.runtime.device.upload import to_device, upload
 from dovetail.runtime.graphs.batch import StepTokens, last_tokens, prepare, tokens_of
 from dovetail.runtime.graphs.decode import Decoded, DecodeGraphs
 from dovetail.runtime.graphs.prefill import PrefillGraphs
 from dovetail.runtime.graphs.verify import VerifyGraphs, VerifyPlaces
-from dovetail.runtime.pooling import Pooler
 from dovetail.runtime.progress import LayerProgress
 from dovetail.runtime.sampling.draw_graphs import yield_to_min_tokens
 from dovetail.runtime.sampling.masks import MaskBuffer
-from dovetail.runtime.sampling.processors import Processors
 from dovetail.runtime.sampling.ranked import RankedLogprobs, rank_logprobs
-from dovetail.runtime.sampling.sampler import FloatScratch, Masked, SampleBatch, Sampled, remember, sample
-from dovetail.runtime.step import InFlightStep, StepPart
+from dovetail.runtime.sampling.sampler import FloatScratch, Masked, Processors, SampleBatch, Sampled, remember, sample
+from dovetail.runtime.step import Drafts, InFlightStep, StepPart
 from dovetail.runtime.step_kernels import PLAIN_STEP, StepKernels
-from dovetail.runtime.threads import StepThreads
-from dovetail.runtime.verify import Drafts
 from dovetail.sdk.rows import MAX_TOP
+
+# How many threads compute a step on a CPU.
+
+MANY_TOKENS = 128
+"""Tokens from which a step is worth all threads, however small its matrices."""
+
+
+class StepThreads:
+    """Sets torch's number of threads for each step; the threads themselves stay.
+
+    Args:
+        few: For steps of few tokens.
+        many: For steps of `MANY_TOKENS` and more.
+    """
+
+    def __init__(self, few: int, many: int) -> None:
+        self.few, self.many = few, many
+        self.begin(0)
+
+    def begin(self, num_tokens: int) -> None:
+        """Set the number for a step of `num_tokens`."""
+        wanted = self.many if num_tokens >= MANY_TOKENS else self.few
+        if wanted != torch.get_num_threads():
+            torch.set_num_threads(wanted)
+
+
+# Pooled hidden states: what is told of a prompt in place of a token.
+#
+# A prompt may be computed in several chunks, so a mean is summed up in its device row, in float64: how a prompt is cut
+# changes the last bits of a sum of float32 at most. What is pooled of a classifier are its scores. T tokens of a step,
+# H hidden size.
+
+
+class Pooler:
+    """Knows which device rows gather hidden states, and what they have gathered."""
+
+    def __init__(self, model: CausalLM) -> None:
+        self._classify = model.classify if isinstance(model, Classifier) else None
+        self._kinds: dict[int, Pool] = {}
+        self._sums: dict[int, Tensor] = {}
+
+    def apply(self, step: StepInput) -> None:
+        """Take what a step says of rows: they are cleared, then taken again."""
+        if self._kinds:
+            for row in step.cleared.tolist():
+                self._kinds.pop(row, None)
+                self._sums.pop(row, None)
+        for admit in step.admit:
+            if admit.pool is not None:
+                self._kinds[admit.row] = admit.pool
+
+    def take(self, step: StepInput, hidden: Tensor) -> list[tuple[int, Tensor]]:
+        """Gather the final hidden states `[T, H]` of a step, by row.
+
+        Returns:
+            For each row whose task is `POOL`, its place in the step and `[H]` float32; of a classifier, its scores.
+        """
+        if not self._kinds:
+            return []
+        ends, found = np.cumsum(step.num_new), []
+        for at in range(step.num_decode, len(step.rows)):
+            row, stop = int(step.rows[at]), int(ends[at])
+            kind, first = self._kinds.get(row), stop - int(step.num_new[at])
+            if kind == "mean":
+                self._add(row, hidden[first:stop], is_first=step.start[at] == 0)
+            elif kind == "first" and step.start[at] == 0:
+                self._sums[row] = hidden[first].clone()
+            if step.task[at] == POOL:
+                length = int(step.start[at] + step.num_new[at]) if kind == "mean" else 1
+                found.append((at, hidden[stop - 1] if kind == "last" else self._sums[row] / length))
+        if found and self._classify is not None:
+            scores = self._classify(torch.stack([state for _, state in found]).to(hidden.dtype))
+            found = [(at, own) for (at, _), own in zip(found, scores, strict=True)]
+        return [(at, state.to(torch.float32)) for at, state in found]
+
+    def _add(self, row: int, hidden: Tensor, *, is_first: bool) -> None:
+        total = hidden.sum(0, dtype=torch.float64)
+        self._sums[row] = total if is_first else self._sums[row] + total
+
 
 LOGIT_ROWS = 256
 """Most rows of prompt logits made at once; at a vocabulary of 152k they take 156 MB in float32."""

@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     if wish.as_json:
         print(json.dumps(found.as_dict(), indent=2))
     else:
-        from dovetail.runtime.memory.table import print_table
+        from dovetail.runtime.memory.host import print_table
 
         print_table(found, to_stderr=False)
         for note in found.notes:

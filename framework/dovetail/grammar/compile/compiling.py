@@ -16,10 +16,9 @@ from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, Vocabulary
 from dovetail.grammar.compile.pool import ChildTimeoutError, WorkerPool
 from dovetail.grammar.compile.vocabulary import pack
-from dovetail.grammar.spec.costly import lightened
-from dovetail.grammar.spec.negotiation import PlaceMap, asked
 from dovetail.grammar.spec.refusals import TOO_COMPLEX
-from dovetail.grammar.spec.relax import without
+from dovetail.grammar.spec.relax import lightened, without
+from dovetail.grammar.spec.route import PlaceMap, asked
 from dovetail.grammar.spec.wire import ChildJob, ChildReply, ChildStart, spec_of
 from dovetail.messages import GrammarOption
 from dovetail.plugins import LoadedPlugins

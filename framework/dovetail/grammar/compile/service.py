@@ -18,10 +18,17 @@ from dovetail.contracts.errors import DovetailError, RequestError
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.grammar.compile.cache import Enforced, GrammarCache, RejectedGrammar, key_of
 from dovetail.grammar.compile.compiling import Compiler, CompileResult
-from dovetail.grammar.compile.jobs import CompileFuture, CompileJob, CompileSite, Options, QueueBounds, WaitingCompile
+from dovetail.grammar.compile.jobs import (
+    CompileFuture,
+    CompileJob,
+    CompileSite,
+    Options,
+    QueueBounds,
+    WaitingCompile,
+    Workers,
+)
 from dovetail.grammar.compile.memory import Trimmer
 from dovetail.grammar.compile.pool import START_S, ChildDiedError, ChildStartError, ChildTimeoutError
-from dovetail.grammar.compile.queue import Workers
 from dovetail.grammar.matching.constraint import TokenSets
 from dovetail.grammar.spec.refusals import BUSY, FINAL, TOO_COMPLEX
 from dovetail.grammar.spec.relax import is_relaxable

@@ -13,8 +13,8 @@ from typing import Any
 
 from dovetail.contracts.grammar import Kind
 from dovetail.grammar.spec.advice import advice, hint
-from dovetail.grammar.spec.costly import costly_places
 from dovetail.grammar.spec.refusals import LATER, TOO_COMPLEX
+from dovetail.grammar.spec.relax import costly_places
 from dovetail.grammar.spec.route import GrammarRoute
 from dovetail.sdk.schemas import schema
 from dovetail.sdk.schemas.keywords import MEANING

@@ -6,15 +6,15 @@ import logging
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from dovetail.contracts.attention import AttentionBackend
+from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, KVPool
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ModelError, PluginError
-from dovetail.contracts.needs import unserved
+from dovetail.contracts.needs import AttentionCaps, unserved
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
 from dovetail.plugins.plan import AUTO
-from dovetail.runtime.attention.absent import AbsentAttention
 from dovetail.runtime.attention.auto import KIND, Auto, Names, Picked, Requirements
 from dovetail.runtime.attention.grouped import attended_groups, of_group
 from dovetail.runtime.attention.hybrid import HybridBackend, hybrid
@@ -22,6 +22,37 @@ from dovetail.runtime.attention.measure import Measuring
 from dovetail.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
+
+
+# What stands for attention where no layer of a model attends: its layers keep states alone.
+
+
+class AbsentAttention(AttentionBackend):
+    """Plans nothing and attends to nothing; tokens have pages all the same, which take no memory."""
+
+    caps = AttentionCaps(
+        devices=frozenset({"*"}),
+        dtypes=frozenset({"float32", "bfloat16", "float16"}),
+        graph="mixed",
+        batch_invariant=True,
+    )
+
+    def __init__(self, config: ModelConfig, kv_pool: KVPool, device: torch.device) -> None:
+        self.kv_pool, self._name = kv_pool, config.architecture
+
+    def forward_extend(
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> None:
+        raise self._refused(layer)
+
+    def forward_decode(
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> None:
+        raise self._refused(layer)
+
+    def _refused(self, layer: AttentionLayer) -> ModelError:
+        return ModelError(f"{self._name}: layer {layer.index} attends, and the specs declare no layer that does")
+
 
 Backend = type[AttentionBackend]
 

@@ -20,9 +20,9 @@ from dovetail.cache.pool import StateCache
 from dovetail.contracts.kernels import Kernel
 from dovetail.contracts.seeds import signed64
 from dovetail.messages.step import Admit, Ints, StepInput
+from dovetail.runtime.device.devices import to_device
 from dovetail.runtime.device.row_images import RowImages
 from dovetail.runtime.device.row_params import RowParams
-from dovetail.runtime.device.upload import to_device
 from dovetail.runtime.memory.plan import NUM_PADDING_ROWS
 from dovetail.runtime.step_kernels import PLAIN_STEP
 from dovetail.sdk.rows import FLOATS, MAX_BIAS, NOTHING

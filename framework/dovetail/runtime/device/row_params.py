@@ -14,8 +14,8 @@ from torch import Tensor
 
 from dovetail.messages.sampling import SamplerParams
 from dovetail.messages.step import Admit, Ints, no_ints
+from dovetail.runtime.device.devices import to_device, upload
 from dovetail.runtime.device.penalties import History
-from dovetail.runtime.device.upload import to_device, upload
 from dovetail.sdk.rows import FLOATS, MAX_BIAS, MAX_STOPS, MAX_TOP, NOTHING, NUMBERS, DrawParams, RowTable
 
 NO_STOP = -1

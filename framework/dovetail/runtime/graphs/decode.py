@@ -22,9 +22,8 @@ from dovetail.contracts.attention import AttentionBackend, ForwardBatch, Phase
 from dovetail.contracts.model import CausalLM
 from dovetail.messages.step import DecodeGraph, Ints
 from dovetail.runtime.device.device_state import DeviceState
+from dovetail.runtime.device.devices import pinned
 from dovetail.runtime.device.graph_pool import Borrowed, GraphPool, PooledGraph, StepOutputs
-from dovetail.runtime.device.upload import pinned
-from dovetail.runtime.graphs.step_inputs import StepInputs
 from dovetail.runtime.sampling.draw_graphs import (
     AdjustedDraw,
     AdjustedOutputs,
@@ -37,6 +36,27 @@ from dovetail.runtime.step_kernels import PLAIN_STEP, StepKernels
 from dovetail.sdk.rows import NOTHING
 
 logger = logging.getLogger(__name__)
+
+
+# What a decode step's model is given: B rows of the batch.
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Of a decode step, one token per row.
+
+    Attributes:
+        ids: `[B]` int64, input tokens.
+        positions: `[B]` int64, their places.
+        slots: `[B]` int64, where their keys and values go; -1 for the spare row, and where there is no page.
+        lens: `[B]` int64, KV lengths once these are written.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    lens: Tensor
+
 
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 """Batch sizes that are captured; larger batches run eagerly."""

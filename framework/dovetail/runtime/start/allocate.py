@@ -23,7 +23,7 @@ from dovetail.runtime.memory.plan import MemoryPlan
 from dovetail.runtime.progress import LayerProgress
 from dovetail.runtime.sampling.draw_graphs import SampleTables
 from dovetail.runtime.sampling.masks import MaskBuffer, num_kept
-from dovetail.runtime.sampling.processors import Processors
+from dovetail.runtime.sampling.sampler import Processors
 from dovetail.runtime.start.check import Checked
 from dovetail.runtime.start.load import LoadedModel
 from dovetail.runtime.stepper import StepGraphs, Stepper

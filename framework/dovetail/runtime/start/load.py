@@ -18,7 +18,7 @@ from dovetail.runtime.checkpoint.weights import fill, load_checkpoint
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.start.check import Checked
 from dovetail.runtime.step_kernels import StepKernels, bind_step
-from dovetail.runtime.threads import StepThreads
+from dovetail.runtime.stepper import StepThreads
 
 CACHED_PRIMITIVES = "128"
 """Products on CPU whose code oneDNN and torch's binding of it keep, by shape, instead of 1,024 each: every number of

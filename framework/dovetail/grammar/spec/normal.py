@@ -1,23 +1,232 @@
-"""A schema's document in draft 2020-12's keywords, and where each keyword stood in the schema as it was given."""
+"""JSON Schemas of every draft in one form: draft 2020-12's keywords, local references, nothing that says nothing.
+
+It knows where each keyword stood in the schema as it was given.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from dovetail.grammar.spec.normal import nodes
-from dovetail.grammar.spec.normal.is_normal import is_normal
 from dovetail.sdk.schemas import schema
 from dovetail.sdk.schemas.keywords import CONTENT, MEANING, draft_of
 from dovetail.sdk.schemas.origins import SchemaOrigin, origin_of
 from dovetail.sdk.schemas.references import REFERENCES, ReferencedSchema, References
 
+# Whether a schema is in the normal form as it was given: most that requests bring are, and need no second copy.
+
+MAX_TEXT = 16 * 1024
+"""Characters of a schema that is kept with its descriptions: a longer one is written without."""
+_SAID = ("title", "description", "default", "examples")
+_SILENT_PATTERNS = ("", ".*", "^.*")
+_SCHEMA = frozenset(("items", "additionalProperties"))
+_LISTED = frozenset(("properties", "anyOf"))
+_NAME = re.compile(r"#/\$defs/([A-Za-z0-9_]+)")
+_BESIDE_REFERENCE = frozenset(("$ref", "description", "title"))
+
+
+def is_normal(root: Any, num_chars: int = 0) -> bool:
+    """Whether `normalize` would change nothing but leave out descriptions. May say no where it is so.
+
+    Args:
+        root: The schema.
+        num_chars: Of its text.
+    """
+    if not isinstance(root, dict):
+        return False
+    named = root.get("$defs", {})
+    plain = _PLAIN if num_chars <= MAX_TEXT else _BARE
+    stack: list[Any] = [root]
+    if named:
+        if not isinstance(named, dict) or _defines_elsewhere(root):
+            return False
+        stack += named.values()
+    while stack:
+        node = stack.pop()
+        if not isinstance(node, dict):
+            if node is False:
+                continue  # of additional properties
+            return False
+        for key, value in node.items():
+            passes = plain.get(key)
+            if passes is None or not passes(value):
+                return False
+            if key in _SCHEMA:
+                stack.append(value)
+            elif key in _LISTED:
+                stack += value.values() if isinstance(value, dict) else value
+        if "$ref" in node and not (_BESIDE_REFERENCE.issuperset(node) and _leads_to_one(node["$ref"], named)):
+            return False
+        if "$defs" in node and node is not root:
+            return False
+    return True
+
+
+def _defines_elsewhere(root: Mapping[str, Any]) -> bool:
+    """Whether the definitions are not those of a document of today's draft."""
+    return any(key in root for key in ("$id", "id", "$schema", "$anchor"))
+
+
+def _leads_to_one(reference: str, named: Mapping[str, Any]) -> bool:
+    found = _NAME.fullmatch(reference)
+    return found is not None and bool(named.get(found[1]))
+
+
+def _anything(_: Any) -> bool:
+    return True
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+def _is_most(value: Any) -> bool:
+    return type(value) is int
+
+
+def _is_bound(value: Any) -> bool:
+    return not isinstance(value, bool)
+
+
+def _is_schema(value: Any) -> bool:
+    """Whether it is a schema that says something."""
+    return isinstance(value, dict) and bool(value)
+
+
+_PLAIN: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("title", "description", "default", "examples"), _anything),
+    **dict.fromkeys(
+        ("type", "enum", "const", "format", "multipleOf", "properties", "anyOf", "$ref", "$defs"), _anything
+    ),
+    **dict.fromkeys(("minItems", "minLength"), _is_count),
+    **dict.fromkeys(("maxItems", "maxLength"), _is_most),
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _is_bound),
+    "required": bool,
+    "items": _is_schema,
+    "additionalProperties": lambda value: value is False or _is_schema(value),
+    "pattern": lambda value: value not in _SILENT_PATTERNS,
+}
+"""Keywords that stay as they are, with a value that stays, too."""
+_BARE = {key: passes for key, passes in _PLAIN.items() if key not in _SAID}
+"""The same without descriptions."""
+
+
+# One schema object: older drafts' keywords in the newest's words, and without what says nothing.
+
 Node = dict[str, Any]
+COUNTS = frozenset(
+    [
+        "minItems",
+        "minLength",
+        "minProperties",
+        "minContains",
+        "maxItems",
+        "maxLength",
+        "maxProperties",
+        "maxContains",
+    ]
+)
+
+
+def simplify(node: Node, places: dict[int, SchemaOrigin], says_unevaluated: Callable[[], bool]) -> Any:
+    """Return a schema, whose parts are simple already, in the newest keywords; the argument may be changed.
+
+    Args:
+        node: The schema.
+        places: Where each schema stood.
+        says_unevaluated: Whether the document speaks of what is unevaluated: then what allows everything says that it
+            is evaluated.
+    """
+    if _SIMPLIFIED.isdisjoint(node):
+        return node  # most are: what follows asks for each keyword
+    names: dict[str, str] = {}
+    _old_arrays(node, names)
+    _old_bounds(node)
+    _old_dependencies(node, names)
+    if names:
+        places[id(node)] = SchemaOrigin(places[id(node)].pointer, names)
+    for key in COUNTS & node.keys():
+        if isinstance(node[key], float):
+            node[key] = int(node[key])
+    if "not" in node and node["not"] in (True, {}):
+        return False
+    _drop_silent(node, says_unevaluated)
+    return node
+
+
+def _old_arrays(node: Node, names: dict[str, str]) -> None:
+    """A list of items, and what comes behind them, are `prefixItems` and `items`."""
+    rest = node.pop("additionalItems", None)
+    if isinstance(node.get("items"), list):
+        given = node.pop("items")
+        if given:
+            node["prefixItems"] = given
+            names["prefixItems"] = "items"
+        if rest is not None:
+            node["items"] = rest
+            names["items"] = "additionalItems"
+
+
+_EXCLUSIVE = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
+
+
+def _old_bounds(node: Node) -> None:
+    """Draft 4 says `true` beside a bound."""
+    for exclusive, bound in _EXCLUSIVE.items():
+        if isinstance(node.get(exclusive), bool) and node.pop(exclusive) and bound in node:
+            node[exclusive] = node.pop(bound)
+
+
+def _old_dependencies(node: Node, names: dict[str, str]) -> None:
+    for name, value in node.pop("dependencies", {}).items():
+        key = "dependentRequired" if isinstance(value, list) else "dependentSchemas"
+        node.setdefault(key, {})[name] = value
+        names[key] = "dependencies"
+
+
+_SILENT: dict[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,), "minItems": (0,), "minLength": (0,), "minProperties": (0,), "required": ([],),
+    "additionalProperties": (True, {}), "items": (True, {}), "patternProperties": ({},), "dependentRequired": ({},),
+    "dependentSchemas": ({},), "propertyNames": (True, {}, {"type": "string"}), "not": (False,),
+    "unevaluatedItems": (True, {}), "unevaluatedProperties": (True, {}), "contains": (), "pattern": ("", ".*", "^.*"),
+}  # fmt: skip
+_EVALUATING = {"additionalProperties": "unevaluatedProperties", "items": "unevaluatedItems"}
+"""Keywords beside which nothing is unevaluated, and what would speak of that."""
+_EVALUATION_WORDS = frozenset((*_EVALUATING, *_EVALUATING.values()))
+_SIMPLIFIED = frozenset(
+    (*_SILENT, *COUNTS, *_EXCLUSIVE, "additionalItems", "dependencies", "if", "then", "else", "allOf")
+)
+"""Keywords that `simplify` may change."""
+
+
+def _drop_silent(node: Node, says_unevaluated: Callable[[], bool]) -> None:
+    """Leave out keywords that every instance passes, and those that need another beside them."""
+    for evaluating, rest in _EVALUATING.items():
+        if evaluating in node:
+            node.pop(rest, None)
+    for key in _SILENT.keys() & node.keys():
+        is_silent = any(node[key] == value and type(node[key]) is type(value) for value in _SILENT[key])
+        if is_silent and not (key in _EVALUATION_WORDS and says_unevaluated()):
+            del node[key]
+    if "if" not in node:
+        node.pop("then", None)
+        node.pop("else", None)
+    elif "then" not in node and "else" not in node and not says_unevaluated():
+        del node["if"]
+    if "contains" not in node:
+        node.pop("minContains", None)
+        node.pop("maxContains", None)
+    if "allOf" in node:
+        node["allOf"] = [part for part in node["allOf"] if part is not True and part != {}]
+        if not node["allOf"]:
+            del node["allOf"]
+
+
 _REFERENCES = frozenset(REFERENCES)
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]")
 """Characters that a reference writes with escapes, which not every library reads."""
@@ -166,7 +375,7 @@ class _Document:
             if key in meaning:
                 holds = key in schema.HOLDING and isinstance(value, (dict, list))
                 made[key] = self._value(key, value, f"{pointer}/{key}") if holds else value
-        return nodes.simplify(made, self.places, self._says_unevaluated)
+        return simplify(made, self.places, self._says_unevaluated)
 
     def _reference(self, node: Node, pointer: str) -> str | bool | None:
         """Return where a node's reference leads, in the new document; a boolean where it leads to one."""
