@@ -9,31 +9,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
-from dovetail.contracts.tools import ToolParser
-from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, name_of
+from dovetail.sdk.formats.call_grammar import Tool, json_arguments, name_of
 from dovetail_parsers.families.headed_calls import Head, HeadedCalls
+from dovetail_parsers.tools.sections import Written, WrittenCalls
 
 SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
 SEPARATOR = "<｜tool▁sep｜>"
 
 
-class DeepSeekCalls(ToolParser):
+class DeepSeekCalls(WrittenCalls):
     """Calls of a head and JSON.
 
     Attributes:
         head: Matches a call's head up to `stop`; its first group is the name.
         stop: Text between head and arguments.
-        written: What the template writes before name, between name and arguments, behind them, and between calls.
+        written: What the template writes before name, between name and arguments, and behind them.
         is_fenced: Whether the arguments stand in a fence, by which templates are told apart.
     """
 
     head: ClassVar[re.Pattern[str]]
     stop: ClassVar[str]
-    written: ClassVar[tuple[str, str, str, str]]
+    written: ClassVar[tuple[str, str, str]]
     is_fenced: ClassVar[bool]
+    trigger, around = SECTION[0], SECTION
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Add the markers."""
@@ -44,20 +44,10 @@ class DeepSeekCalls(ToolParser):
 
         return replace(spec, tools=ToolFormat(*SECTION, body=body, before_start="", also=(CALL[0],), inner=inner))
 
-    def grammar(
-        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
-    ) -> GrammarSpec | None:
-        """Calls as the template writes them, in one section."""
-        before, between, behind, separator = self.written
-        return calls_grammar(
-            tools,
-            choice,
-            parallel,
-            lambda tool: (f"{CALL[0]}{before}{name_of(tool)}{between}", json_arguments(tool), f"{behind}{CALL[1]}"),
-            section=SECTION,
-            separator=separator,
-            trigger=SECTION[0],
-        )
+    def call(self, tool: Tool) -> Written:
+        """As the template writes it, in one section."""
+        before, between, behind = self.written
+        return f"{CALL[0]}{before}{name_of(tool)}{between}", json_arguments(tool), f"{behind}{CALL[1]}"
 
     def _body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
         return HeadedCalls(
@@ -94,7 +84,7 @@ class DeepSeekV3Tools(DeepSeekCalls):
 
     head = re.compile(rf"(?:\s*\w*\s*{SEPARATOR})?\s*([\w.:/\-]+)[\s`]*")
     stop = "```json"
-    written = (f"function{SEPARATOR}", "\n```json\n", "\n```", "\n")
+    written, between = (f"function{SEPARATOR}", "\n```json\n", "\n```"), "\n"
     is_fenced = True
 
 
@@ -112,5 +102,5 @@ class DeepSeekV31Tools(DeepSeekCalls):
 
     head = re.compile(r"\s*([\w.:/\-]+)\s*")
     stop = SEPARATOR
-    written = ("", SEPARATOR, "", "")
+    written = ("", SEPARATOR, "")
     is_fenced = False

@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import NewCall, ToolBody
-from dovetail.sdk.formats.call_grammar import brace_arguments, calls_grammar, name_of
+from dovetail.sdk.formats.call_grammar import Tool, brace_arguments, name_of
 from dovetail_parsers.families.brace_calls import BraceCalls
-from dovetail_parsers.tools.sections import Section
+from dovetail_parsers.tools.sections import Section, Written
 
 
 class Gemma4Tools(Section):
@@ -27,26 +26,15 @@ class Gemma4Tools(Section):
     start, end = "<|tool_call>", "<tool_call|>"
     quote = '<|"|>'
     inner: ClassVar[tuple[str, ...]] = ('<|"|>',)
+    trigger = start
 
     def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
         """Read braces."""
         return BraceCalls(new_call, tools, quote=self.quote)
 
-    def grammar(
-        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
-    ) -> GrammarSpec | None:
-        """Calls as the template writes them."""
-        return calls_grammar(
-            tools,
-            choice,
-            parallel,
-            lambda tool: (
-                f"{self.start}call:{name_of(tool)}{{",
-                brace_arguments(tool, self.quote, self.end),
-                f"}}{self.end}",
-            ),
-            trigger=self.start,
-        )
+    def call(self, tool: Tool) -> Written:
+        """As the template writes it."""
+        return f"{self.start}call:{name_of(tool)}{{", brace_arguments(tool, self.quote, self.end), f"}}{self.end}"
 
 
 class FunctionGemmaTools(Gemma4Tools):
@@ -62,5 +50,6 @@ class FunctionGemmaTools(Gemma4Tools):
     """
 
     start, end = "<start_function_call>", "<end_function_call>"
+    trigger = start
     quote = "<escape>"
     inner = ("<escape>",)

@@ -19,17 +19,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
-from dovetail.contracts.tools import ToolParser
-from dovetail.sdk.formats.call_grammar import calls_grammar, name_of, tagged_arguments
+from dovetail.sdk.formats.call_grammar import Tool, name_of, tagged_arguments
 from dovetail.sdk.formats.tags import Tags
 from dovetail_parsers.families.tagged_calls import TaggedCalls
+from dovetail_parsers.tools.sections import Written, WrittenCalls
 
 TAGS = Tags(key=("<arg_key>", "</arg_key>"), value_start="<arg_value>", value_end="</arg_value>")
 
 
-class Glm45Tools(ToolParser):
+class Glm45Tools(WrittenCalls):
     """Calls as a name, keys and values between two markers.
 
     Attributes:
@@ -39,6 +38,7 @@ class Glm45Tools(ToolParser):
 
     markers: ClassVar[tuple[str, str]] = ("<tool_call>", "</tool_call>")
     lines: ClassVar[bool] = True
+    trigger, between = markers[0], "\n"
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Add the markers."""
@@ -49,23 +49,11 @@ class Glm45Tools(ToolParser):
         inner = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
         return replace(spec, tools=ToolFormat(*self.markers, body=body, inner=inner))
 
-    def grammar(
-        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
-    ) -> GrammarSpec | None:
-        """Calls as the template of GLM-4.5 writes them; that of 4.7 leaves the newlines out."""
+    def call(self, tool: Tool) -> Written:
+        """As the template of GLM-4.5 writes it; that of 4.7 leaves the newlines out."""
         (start, end), line = self.markers, "\n" if self.lines else ""
-        return calls_grammar(
-            tools,
-            choice,
-            parallel,
-            lambda tool: (
-                start + name_of(tool) + line,
-                tagged_arguments(tool, TAGS, behind_key=line, behind_value=line, section_end=end),
-                end,
-            ),
-            separator="\n",
-            trigger=start,
-        )
+        arguments = tagged_arguments(tool, TAGS, behind_key=line, behind_value=line, section_end=end)
+        return start + name_of(tool) + line, arguments, end
 
 
 class IQuestQ1Tools(Glm45Tools):
@@ -81,4 +69,5 @@ class IQuestQ1Tools(Glm45Tools):
     """
 
     markers = ("<iquest_tool_call>", "</iquest_tool_call>")
+    trigger = markers[0]
     lines = False

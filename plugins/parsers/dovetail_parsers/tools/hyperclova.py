@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, ToolFormat
-from dovetail.contracts.tools import ToolParser
-from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, name_of, optional, sequence, text
+from dovetail.sdk.formats.call_grammar import Tool, json_arguments, name_of, optional, sequence, text
 from dovetail.sdk.formats.json_calls import JsonCalls
 from dovetail_parsers.hyperclova import CALLS, END, ROLE, START, THINKING, HyperClovaParser
+from dovetail_parsers.tools.sections import Written, WrittenCalls
 
 THOUGHT = {
     "type": "tag",
@@ -29,25 +28,16 @@ THOUGHT = {
 }
 
 
-class HyperClovaTools(ToolParser):
+class HyperClovaTools(WrittenCalls):
     """Calls as a list in a message of its own. Brings its machine also where no reasoning parser does."""
+
+    trigger, around, between = CALLS, (f"{CALLS}\n[", "]"), ", "
+    preamble, answer = optional(THOUGHT), sequence(text("\n"), {"type": "any_text"})
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Say that calls are looked for; the machine knows where."""
         return replace(spec, machine=HyperClovaParser, tools=ToolFormat(CALLS, END, body=JsonCalls, before_start=""))
 
-    def grammar(
-        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
-    ) -> GrammarSpec | None:
-        """The whole reply: thinking if the model likes, then calls, or with `auto` an answer."""
-        return calls_grammar(
-            tools,
-            choice,
-            parallel,
-            lambda tool: (f'{{"name": "{name_of(tool)}", "arguments": ', json_arguments(tool), "}"),
-            section=(f"{CALLS}\n[", "]"),
-            separator=", ",
-            trigger=CALLS,
-            before=optional(THOUGHT),
-            instead=sequence(text("\n"), {"type": "any_text"}),
-        )
+    def call(self, tool: Tool) -> Written:
+        """An object in the list, the name first; thinking may stand before it."""
+        return f'{{"name": "{name_of(tool)}", "arguments": ', json_arguments(tool), "}"

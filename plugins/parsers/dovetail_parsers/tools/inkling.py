@@ -13,17 +13,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
-from dovetail.contracts.tools import ToolParser
-from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, name_of, optional, sequence, text
+from dovetail.sdk.formats.call_grammar import Tool, json_arguments, name_of, optional, sequence, text
 from dovetail.sdk.formats.json_calls import JsonCalls
 from dovetail.sdk.formats.reply_grammar import answer_message, other_messages
 from dovetail_parsers.inkling import CALL, MESSAGES, InklingParser
+from dovetail_parsers.tools.sections import Written, WrittenCalls
 
 
-class InklingTools(ToolParser):
+class InklingTools(WrittenCalls):
     """Calls as JSON in messages of a kind of their own. Brings its machine also where no reasoning parser does."""
+
+    trigger, between = CALL, MESSAGES.start
+    preamble = sequence(optional(text(MESSAGES.start)), other_messages(MESSAGES))
+    answer = answer_message(MESSAGES, {"type": "any_text"})
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Say that calls are looked for; the machine knows where."""
@@ -38,22 +41,7 @@ class InklingTools(ToolParser):
             tools=ToolFormat(CALL, MESSAGES.ends[0], body=body, before_start=""),
         )
 
-    def grammar(
-        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
-    ) -> GrammarSpec | None:
-        """The whole reply: thinking as the model likes, then calls, or with `auto` an answer."""
-        start = optional(text(MESSAGES.start))
-        return calls_grammar(
-            tools,
-            choice,
-            parallel,
-            lambda tool: (
-                f'{name_of(tool)}{CALL}{{"name": "{name_of(tool)}", "args": ',
-                json_arguments(tool),
-                "}" + MESSAGES.ends[0],
-            ),
-            separator=MESSAGES.start,
-            trigger=CALL,
-            before=sequence(start, other_messages(MESSAGES)),
-            instead=answer_message(MESSAGES, {"type": "any_text"}),
-        )
+    def call(self, tool: Tool) -> Written:
+        """A message with an object, behind thinking as the model likes."""
+        name = name_of(tool)
+        return f'{name}{CALL}{{"name": "{name}", "args": ', json_arguments(tool), "}" + MESSAGES.ends[0]

@@ -16,15 +16,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import NewCall, ToolBody
-from dovetail.sdk.formats.call_grammar import calls_grammar, name_of, tagged_arguments
+from dovetail.sdk.formats.call_grammar import Tool, name_of, tagged_arguments
 from dovetail.sdk.formats.json_calls import JsonCalls
 from dovetail.sdk.formats.tags import Tags
 from dovetail_parsers.families.tagged_calls import TaggedCalls
 from dovetail_parsers.tools.either import Either
 from dovetail_parsers.tools.per_call import PerCall
-from dovetail_parsers.tools.sections import Section
+from dovetail_parsers.tools.sections import Section, Written
 
 _KEY = re.compile(
     r"\s*(.*?)\s*(?:</ifm\|arg_key>)?\s*(?:<ifm\|arg_type>\s*(\w*(?:\[[\w\[\], |]*\])?)\s*</ifm\|arg_type>)?\s*",
@@ -59,6 +58,7 @@ class K2HorizonTools(Section):
         "<ifm|arg_value>",
         "</ifm|arg_value>",
     )
+    trigger, around, between = start, (start, end), "\n"
 
     def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
         """Read each call by how it begins."""
@@ -68,26 +68,11 @@ class K2HorizonTools(Section):
 
         return PerCall(one, "<ifm|tool_call>", "</ifm|tool_call>")
 
-    def grammar(
-        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
-    ) -> GrammarSpec | None:
-        """Calls as the template writes them where no other form is asked for."""
-        return calls_grammar(
-            tools,
-            choice,
-            parallel,
-            lambda tool: (
-                f"<ifm|tool_call>{name_of(tool)}",
-                tagged_arguments(
-                    tool,
-                    TAGS,
-                    key=lambda name, _: f"{name}</ifm|arg_key>",
-                    behind_value="",
-                    section_end="</ifm|tool_call",
-                ),
-                "</ifm|tool_call>",
-            ),
-            section=(self.start, self.end),
-            separator="\n",
-            trigger=self.start,
-        )
+    def call(self, tool: Tool) -> Written:
+        """As the template writes it where no other form is asked for."""
+
+        def key(name: str, is_string: bool) -> str:
+            return f"{name}</ifm|arg_key>"
+
+        arguments = tagged_arguments(tool, TAGS, key=key, behind_value="", section_end="</ifm|tool_call")
+        return f"<ifm|tool_call>{name_of(tool)}", arguments, "</ifm|tool_call>"

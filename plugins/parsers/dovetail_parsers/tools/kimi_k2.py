@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
-from dovetail.contracts.tools import ToolParser
-from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, name_of, sequence, text
+from dovetail.sdk.formats.call_grammar import Tool, json_arguments, name_of, sequence, text
 from dovetail_parsers.families.headed_calls import Head, HeadedCalls
+from dovetail_parsers.tools.sections import Written, WrittenCalls
 
+SECTION = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
 _HEAD = re.compile(r"(?:functions\.)?([\w.:/\-]+?)(?::\d+)?")
 
 
@@ -33,8 +33,10 @@ def read_head(text: str) -> Head | None:
     return None if found is None else (found[1], head)
 
 
-class KimiK2Tools(ToolParser):
+class KimiK2Tools(WrittenCalls):
     """Calls with ids of their own between Kimi's markers."""
+
+    trigger, around = SECTION[0], SECTION
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Add the markers."""
@@ -50,8 +52,7 @@ class KimiK2Tools(ToolParser):
             )
 
         tools_format = ToolFormat(
-            "<|tool_calls_section_begin|>",
-            "<|tool_calls_section_end|>",
+            *SECTION,
             body=body,
             before_start="",
             also=("<|tool_call_begin|>",),
@@ -59,20 +60,8 @@ class KimiK2Tools(ToolParser):
         )
         return replace(spec, tools=tools_format)
 
-    def grammar(
-        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
-    ) -> GrammarSpec | None:
-        """Calls as the template writes them, in one section, each with an index in its id."""
+    def call(self, tool: Tool) -> Written:
+        """As the template writes it, in one section, with an index in its id."""
         index = {"type": "regex", "pattern": "[0-9]{1,4}"}
-        return calls_grammar(
-            tools,
-            choice,
-            parallel,
-            lambda tool: (
-                f"<|tool_call_begin|>functions.{name_of(tool)}:",
-                sequence(index, text("<|tool_call_argument_begin|>"), json_arguments(tool)),
-                "<|tool_call_end|>",
-            ),
-            section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-            trigger="<|tool_calls_section_begin|>",
-        )
+        arguments = sequence(index, text("<|tool_call_argument_begin|>"), json_arguments(tool))
+        return f"<|tool_call_begin|>functions.{name_of(tool)}:", arguments, "<|tool_call_end|>"

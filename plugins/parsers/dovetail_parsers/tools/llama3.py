@@ -19,16 +19,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, NewCall, TemplateView, ToolBody, ToolFormat
-from dovetail.contracts.tools import ToolParser
-from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, name_of
+from dovetail.sdk.formats.call_grammar import Tool, json_arguments, name_of
 from dovetail.sdk.formats.json_calls import JsonCalls
+from dovetail_parsers.tools.sections import Written, WrittenCalls
 
 PYTHON = ("<|python_start|>", "<|python_end|>")
 
 
-class Llama3Tools(ToolParser):
+class Llama3Tools(WrittenCalls):
     """Calls as bare JSON, or behind `<|python_tag|>`.
 
     Attributes:
@@ -36,6 +35,7 @@ class Llama3Tools(ToolParser):
     """
 
     dropped: ClassVar[tuple[str, ...]] = ()
+    trigger, between = '{"name": "', "; "
 
     def for_template(self, template: TemplateView) -> Llama3Tools:
         """Take Llama 4's markers if the template writes them."""
@@ -54,18 +54,9 @@ class Llama3Tools(ToolParser):
             dropped=(*spec.dropped, *self.dropped),
         )
 
-    def grammar(
-        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
-    ) -> GrammarSpec | None:
-        """Calls as the template teaches them, the name first."""
-        return calls_grammar(
-            tools,
-            choice,
-            parallel,
-            lambda tool: (f'{{"name": "{name_of(tool)}", "parameters": ', json_arguments(tool), "}"),
-            separator="; ",
-            trigger='{"name": "',
-        )
+    def call(self, tool: Tool) -> Written:
+        """As the template teaches it, the name first."""
+        return f'{{"name": "{name_of(tool)}", "parameters": ', json_arguments(tool), "}"
 
 
 class Llama4Tools(Llama3Tools):

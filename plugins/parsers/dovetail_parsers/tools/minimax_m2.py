@@ -19,12 +19,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
-from dovetail.contracts.tools import ToolParser
-from dovetail.sdk.formats.call_grammar import calls_grammar, name_of, tagged_arguments
+from dovetail.sdk.formats.call_grammar import Tool, name_of, tagged_arguments
 from dovetail.sdk.formats.tags import Tags
 from dovetail_parsers.families.tagged_calls import TaggedCalls
+from dovetail_parsers.tools.sections import Written, WrittenCalls
 
 TAGS = Tags(
     call=('<invoke name="', '">'),
@@ -34,8 +33,10 @@ TAGS = Tags(
 )
 
 
-class MiniMaxM2Tools(ToolParser):
+class MiniMaxM2Tools(WrittenCalls):
     """Calls as tags between MiniMax's markers."""
+
+    trigger, around = "<minimax:tool_call>", ("<minimax:tool_call>\n", "</minimax:tool_call>")
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Add the markers."""
@@ -47,19 +48,7 @@ class MiniMaxM2Tools(ToolParser):
             spec, tools=ToolFormat("<minimax:tool_call>", "</minimax:tool_call>", body=body, also=(TAGS.call[0],))
         )
 
-    def grammar(
-        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
-    ) -> GrammarSpec | None:
-        """Calls as the template writes them, in one section."""
-        return calls_grammar(
-            tools,
-            choice,
-            parallel,
-            lambda tool: (
-                f'<invoke name="{name_of(tool)}">\n',
-                tagged_arguments(tool, TAGS, section_end="</minimax:tool_call>"),
-                "</invoke>\n",
-            ),
-            section=("<minimax:tool_call>\n", "</minimax:tool_call>"),
-            trigger="<minimax:tool_call>",
-        )
+    def call(self, tool: Tool) -> Written:
+        """As the template writes it, in one section."""
+        arguments = tagged_arguments(tool, TAGS, section_end="</minimax:tool_call>")
+        return f'<invoke name="{name_of(tool)}">\n', arguments, "</invoke>\n"

@@ -22,14 +22,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
-from dovetail.sdk.formats.call_grammar import Node, calls_grammar, element_arguments, name_of
+from dovetail.sdk.formats.call_grammar import Tool, element_arguments, name_of
 from dovetail.sdk.formats.json_text import Quotes
 from dovetail.sdk.formats.place import Place
 from dovetail.sdk.formats.schema_types import CONTAINERS, properties_of, schemas_by_tool, types_of, value_text
 from dovetail_parsers.families.headed_calls import is_half_a_head
-from dovetail_parsers.tools.sections import Section
+from dovetail_parsers.tools.sections import Section, Written
 
 MARK = "]<]minimax[>["
 _INVOKE = re.compile(r"<invoke name=[\"']?([\w.:/\-]+)[\"']?>")
@@ -352,17 +351,12 @@ class MiniMaxM3Tools(Section):
     start, end = f"{MARK}<tool_call>", f"{MARK}</tool_call>"
     also = (f"{MARK}<invoke",)
     inner = (MARK,)
+    trigger, around = start, (f"{start}\n", end)
 
     def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
         """Read elements."""
         return ElementCalls(new_call, tools)
 
-    def grammar(
-        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
-    ) -> GrammarSpec | None:
-        """Calls as the template writes them; objects and lists as JSON, which the parser reads too."""
-
-        def call(tool: Mapping[str, Any]) -> tuple[str, Node, str]:
-            return f'{MARK}<invoke name="{name_of(tool)}">', element_arguments(tool, MARK), f"{MARK}</invoke>\n"
-
-        return calls_grammar(tools, choice, parallel, call, section=(f"{self.start}\n", self.end), trigger=self.start)
+    def call(self, tool: Tool) -> Written:
+        """As the template writes it; objects and lists as JSON, which the parser reads too."""
+        return f'{MARK}<invoke name="{name_of(tool)}">', element_arguments(tool, MARK), f"{MARK}</invoke>\n"

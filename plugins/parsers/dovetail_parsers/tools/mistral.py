@@ -19,13 +19,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
-from dovetail.contracts.tools import ToolParser
-from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, name_of
+from dovetail.sdk.formats.call_grammar import Tool, json_arguments, name_of
 from dovetail.sdk.formats.json_calls import JsonCalls
 from dovetail_parsers.families.headed_calls import Head, HeadedCalls
 from dovetail_parsers.tools.either import Either
+from dovetail_parsers.tools.sections import Written, WrittenCalls
 
 _HEAD = re.compile(r"\s*([\w.:/\-]+?)(?:\[CALL_ID\]([\w\-]*))?\s*")
 
@@ -42,8 +41,10 @@ def _body(new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
     return Either("[{", partial(JsonCalls, new_call, tools=tools), headed, skipped=" \t\r\n")
 
 
-class MistralTools(ToolParser):
+class MistralTools(WrittenCalls):
     """Calls behind `[TOOL_CALLS]`."""
+
+    trigger = "[TOOL_CALLS]"
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Add the markers."""
@@ -51,14 +52,6 @@ class MistralTools(ToolParser):
         tools_format = ToolFormat("[TOOL_CALLS]", "", body=body, before_start="", inner=inner)
         return replace(spec, tools=tools_format)
 
-    def grammar(
-        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
-    ) -> GrammarSpec | None:
-        """Calls in the later way, without ids."""
-        return calls_grammar(
-            tools,
-            choice,
-            parallel,
-            lambda tool: (f"[TOOL_CALLS]{name_of(tool)}[ARGS]", json_arguments(tool), ""),
-            trigger="[TOOL_CALLS]",
-        )
+    def call(self, tool: Tool) -> Written:
+        """A call in the later way, without an id."""
+        return f"[TOOL_CALLS]{name_of(tool)}[ARGS]", json_arguments(tool), ""

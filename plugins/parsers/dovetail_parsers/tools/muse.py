@@ -17,18 +17,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
-from dovetail.contracts.tools import ToolParser
-from dovetail.sdk.formats.call_grammar import calls_grammar, name_of, tagged_arguments
+from dovetail.sdk.formats.call_grammar import Tool, name_of, tagged_arguments
 from dovetail.sdk.formats.reply_grammar import answer_message, other_messages
 from dovetail_parsers.families.marker_filter import MarkerFilter
 from dovetail_parsers.families.tagged_calls import TaggedCalls
 from dovetail_parsers.muse import AROUND, MESSAGES, TAGS, MuseParser
+from dovetail_parsers.tools.sections import Written, WrittenCalls
 
 
-class MuseTools(ToolParser):
+class MuseTools(WrittenCalls):
     """Calls as tags in messages to a tool. Brings its machine also where no reasoning parser does."""
+
+    trigger, between = " to=", MESSAGES.ends[0] + MESSAGES.start + MESSAGES.role
+    preamble, answer = other_messages(MESSAGES), answer_message(MESSAGES, {"type": "any_text"})
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Say that calls are looked for; the machine knows where."""
@@ -43,21 +45,7 @@ class MuseTools(ToolParser):
             tools=ToolFormat(AROUND[0], AROUND[1], body=body, before_start=""),
         )
 
-    def grammar(
-        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
-    ) -> GrammarSpec | None:
-        """The whole reply: thinking as the model likes, then calls, or with `auto` an answer."""
-        return calls_grammar(
-            tools,
-            choice,
-            parallel,
-            lambda tool: (
-                f' to={name_of(tool)}<|message|>{AROUND[0]}\n<atem:invoke name="{name_of(tool)}">\n',
-                tagged_arguments(tool, TAGS, section_end=AROUND[1]),
-                f"</atem:invoke>\n{AROUND[1]}",
-            ),
-            separator=MESSAGES.ends[0] + MESSAGES.start + MESSAGES.role,
-            trigger=" to=",
-            before=other_messages(MESSAGES),
-            instead=answer_message(MESSAGES, {"type": "any_text"}),
-        )
+    def call(self, tool: Tool) -> Written:
+        """A message with a recipient, behind thinking as the model likes."""
+        header = f' to={name_of(tool)}<|message|>{AROUND[0]}\n<atem:invoke name="{name_of(tool)}">\n'
+        return header, tagged_arguments(tool, TAGS, section_end=AROUND[1]), f"</atem:invoke>\n{AROUND[1]}"

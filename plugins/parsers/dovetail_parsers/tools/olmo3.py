@@ -17,11 +17,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import NewCall, ToolBody
-from dovetail.sdk.formats.call_grammar import calls_grammar, keyword_arguments, name_of
+from dovetail.sdk.formats.call_grammar import Tool, keyword_arguments, name_of
 from dovetail_parsers.families.pythonic_calls import PythonicCalls
-from dovetail_parsers.tools.sections import Section
+from dovetail_parsers.tools.sections import Section, Written
 
 
 class Olmo3Tools(Section):
@@ -29,21 +28,12 @@ class Olmo3Tools(Section):
 
     start, end = "<function_calls>", "</function_calls>"
     before = "\n"
+    trigger, around, between = start, (f"{start}\n", f"\n{end}"), "\n"
 
     def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
         """Read Python calls."""
         return PythonicCalls(new_call, tools)
 
-    def grammar(
-        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
-    ) -> GrammarSpec | None:
-        """Calls with keywords, one a line."""
-        return calls_grammar(
-            tools,
-            choice,
-            parallel,
-            lambda tool: (f"{name_of(tool)}(", keyword_arguments(tool), ")"),
-            section=(f"{self.start}\n", f"\n{self.end}"),
-            separator="\n",
-            trigger=self.start,
-        )
+    def call(self, tool: Tool) -> Written:
+        """A call with keywords, on a line of its own."""
+        return f"{name_of(tool)}(", keyword_arguments(tool), ")"

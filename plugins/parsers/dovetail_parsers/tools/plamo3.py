@@ -17,11 +17,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import NewCall, ToolBody
-from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, name_of
+from dovetail.sdk.formats.call_grammar import Tool, json_arguments, name_of
 from dovetail_parsers.families.headed_calls import Head, HeadedCalls
-from dovetail_parsers.tools.sections import Section
+from dovetail_parsers.tools.sections import Section, Written
 
 
 def mark(name: str) -> str:
@@ -57,25 +56,14 @@ class Plamo3Tools(Section):
         mark("end_tool_arguments"),
     )
     ignored = (mark("end_tool_arguments"),)
+    trigger, around = start, (start, end)
 
     def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
         """Read heads and JSON."""
         stops = ("<|plamo:msg|>",)
         return HeadedCalls(new_call, read_head=read_head, stops=stops, begin=BEGIN, end=END, tools=tools)
 
-    def grammar(
-        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
-    ) -> GrammarSpec | None:
-        """Calls as the template writes them."""
-        return calls_grammar(
-            tools,
-            choice,
-            parallel,
-            lambda tool: (
-                f"{BEGIN}{mark('begin_tool_name')}{name_of(tool)}{mark('end_tool_name')}{ARGUMENTS}",
-                json_arguments(tool),
-                mark("end_tool_arguments") + END,
-            ),
-            section=(self.start, self.end),
-            trigger=self.start,
-        )
+    def call(self, tool: Tool) -> Written:
+        """As the template writes it."""
+        header = f"{BEGIN}{mark('begin_tool_name')}{name_of(tool)}{mark('end_tool_name')}{ARGUMENTS}"
+        return header, json_arguments(tool), mark("end_tool_arguments") + END

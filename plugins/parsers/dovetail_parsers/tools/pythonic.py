@@ -14,20 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
-from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
-from dovetail.contracts.tools import ToolParser
-from dovetail.sdk.formats.call_grammar import calls_grammar, keyword_arguments, name_of
+from dovetail.sdk.formats.call_grammar import Node, Tool, keyword_arguments, name_of
 from dovetail_parsers.families.pythonic_calls import PythonicCalls
+from dovetail_parsers.tools.sections import Written, WrittenCalls
 
 TEXT = r"[ \t\r\n]*([^\[ \t\r\n](.|\n)*)?"
 """An answer that is no list."""
 
 
-class PythonicTools(ToolParser):
+class PythonicTools(WrittenCalls):
     """Calls as a list of Python calls."""
+
+    trigger, around, between = "[", ("[", "]"), ", "
+    answer: ClassVar[Node] = {"type": "regex", "pattern": TEXT}
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Add the markers."""
@@ -39,17 +41,6 @@ class PythonicTools(ToolParser):
             spec, tools=ToolFormat("<|python_start|>", "<|python_end|>", body=body, before_start="", bare="[")
         )
 
-    def grammar(
-        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
-    ) -> GrammarSpec | None:
-        """A list of calls with keywords. With `auto`, an answer that begins with a bracket is such a list."""
-        return calls_grammar(
-            tools,
-            choice,
-            parallel,
-            lambda tool: (f"{name_of(tool)}(", keyword_arguments(tool), ")"),
-            section=("[", "]"),
-            separator=", ",
-            trigger="[",
-            instead={"type": "regex", "pattern": TEXT},
-        )
+    def call(self, tool: Tool) -> Written:
+        """A call with keywords. With `auto`, an answer that begins with a bracket is a list of such calls."""
+        return f"{name_of(tool)}(", keyword_arguments(tool), ")"

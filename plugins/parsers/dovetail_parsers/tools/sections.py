@@ -1,4 +1,4 @@
-"""What tool parsers of one shape share: `JsonSection` for JSON between two markers, `TagSection` for tags."""
+"""What tool parsers of one shape share: a grammar as data, JSON between two markers, tags between two markers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,56 @@ from typing import Any, ClassVar
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.contracts.tools import ToolParser
-from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, name_of, tagged_arguments
+from dovetail.sdk.formats.call_grammar import Node, Tool, calls_grammar, json_arguments, name_of, tagged_arguments
 from dovetail.sdk.formats.json_calls import JsonCalls
+from dovetail.sdk.formats.reply_grammar import Tools
 from dovetail.sdk.formats.tags import Tags
 from dovetail_parsers.families.marker_filter import MarkerFilter
 from dovetail_parsers.families.tagged_calls import TaggedCalls
 
+Written = tuple[str, Node, str]
+"""What stands before a call's arguments, the arguments, and what stands behind them."""
 
-class Section(ToolParser):
+
+class WrittenCalls(ToolParser):
+    """A format whose grammar follows from what it writes of a call, around all calls, and in their place.
+
+    Attributes:
+        trigger: Begins a call, or the section of calls, in free text.
+        around: Stands around all calls together, where the format has such markers.
+        between: Stands between two calls.
+        is_parallel: Whether a reply may hold more than one call.
+        preamble: Stands before the first call, for formats whose calls do not stand in free text.
+        answer: May stand in place of the calls, for these formats.
+    """
+
+    trigger: ClassVar[str] = ""
+    around: ClassVar[tuple[str, str] | None] = None
+    between: ClassVar[str] = ""
+    is_parallel: ClassVar[bool] = True
+    preamble: ClassVar[Node | None] = None
+    answer: ClassVar[Node | None] = None
+
+    def call(self, tool: Tool) -> Written:
+        """Write a call of a tool."""
+        raise NotImplementedError
+
+    def grammar(self, tools: Tools, choice: Any, strict: bool, parallel: bool) -> GrammarSpec | None:
+        """Describe the calls as the template writes them; with an `answer`, that is the whole reply."""
+        return calls_grammar(
+            tools,
+            choice,
+            parallel and self.is_parallel,
+            self.call,
+            section=self.around,
+            separator=self.between,
+            trigger=self.trigger,
+            before=self.preamble,
+            instead=self.answer,
+        )
+
+
+class Section(WrittenCalls):
     """Calls between markers.
 
     Attributes:
@@ -83,9 +125,7 @@ class JsonSection(Section):
         keys = tuple(dict.fromkeys((arguments, "arguments", "parameters")))
         return JsonCalls(new_call, name_key=name or None, arguments_keys=keys, known=known, tools=tools)
 
-    def grammar(
-        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
-    ) -> GrammarSpec | None:
+    def grammar(self, tools: Tools, choice: Any, strict: bool, parallel: bool) -> GrammarSpec | None:
         """Calls as the template writes them, the name first."""
         name, arguments = self.keys
         opening, closing = self.start + self.written[0], self.written[1] + self.end
@@ -127,9 +167,7 @@ class TagSection(Section):
         """Write what stands between the tags of a name."""
         return name
 
-    def grammar(
-        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
-    ) -> GrammarSpec | None:
+    def grammar(self, tools: Tools, choice: Any, strict: bool, parallel: bool) -> GrammarSpec | None:
         """Calls as the template writes them, in one section or each in its own."""
         tags, line = self.tags, "\n" if self.lines else ""
         around = (self.start + line, self.end) if self.start else ("", "")

@@ -15,11 +15,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import NewCall, ToolBody
-from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, name_of, sequence, text
+from dovetail.sdk.formats.call_grammar import Tool, json_arguments, name_of, sequence, text
 from dovetail_parsers.families.headed_calls import Head, HeadedCalls
-from dovetail_parsers.tools.sections import Section
+from dovetail_parsers.tools.sections import Section, Written
 
 _HEAD = re.compile(r"\s*([\w\-]*)\s*<\|tool_call:name\|>\s*([\w.:/\-]+)\s*")
 
@@ -36,6 +35,7 @@ class SolarTools(Section):
     start, end = "<|tool_calls|>", "<|calls|>"
     also = ("<|tool_call:begin|>",)
     inner = ("<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>")
+    trigger, around = start, (start, end)
 
     def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
         """Read heads and JSON."""
@@ -49,20 +49,8 @@ class SolarTools(Section):
             tools=tools,
         )
 
-    def grammar(
-        self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
-    ) -> GrammarSpec | None:
-        """Calls as the template writes them, each with an id."""
+    def call(self, tool: Tool) -> Written:
+        """As the template writes it, with an id."""
         number = {"type": "regex", "pattern": "[a-z0-9]{1,24}"}
-        return calls_grammar(
-            tools,
-            choice,
-            parallel,
-            lambda tool: (
-                "<|tool_call:begin|>",
-                sequence(number, text(f"<|tool_call:name|>{name_of(tool)}<|tool_call:args|>"), json_arguments(tool)),
-                "<|tool_call:end|>",
-            ),
-            section=(self.start, self.end),
-            trigger=self.start,
-        )
+        name = text(f"<|tool_call:name|>{name_of(tool)}<|tool_call:args|>")
+        return "<|tool_call:begin|>", sequence(number, name, json_arguments(tool)), "<|tool_call:end|>"
