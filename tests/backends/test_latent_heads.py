@@ -14,7 +14,7 @@ from dovetail_backends import latent_heads
 from dovetail_backends.latent_heads import PrefillChunk, is_less_work
 from dovetail_backends.torch_native import TorchNativeBackend
 from dovetail_backends.triton import TritonBackend
-from dovetail_testing.conformance.attention_latent import verify_latent_heads
+from dovetail_testing.conformance.attention_qkv import verify_latent_heads
 from dovetail_testing.conformance.attention_world import Case
 from dovetail_testing.engine import make_core
 

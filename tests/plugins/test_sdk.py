@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dovetail.plugins.registry import Registry
-from dovetail_testing.private_names import private_imports
+from dovetail_testing.next_minor import private_imports
 from dovetail_testing.site import FakeSite
 
 LIGHT = ("checkpoint", "config", "expressions", "masks", "rope_config", "schemas.structural")

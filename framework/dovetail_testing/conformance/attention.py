@@ -12,10 +12,8 @@ from dovetail.contracts.attention import Phase
 from dovetail.contracts.cache import SCALED_DTYPES
 from dovetail_testing.checks import check, fail
 from dovetail_testing.conformance.attention_cases import DECODE, MIXED, PREFILL, ROWS
-from dovetail_testing.conformance.attention_features import FeatureChecks
-from dovetail_testing.conformance.attention_invariance import AttentionInvarianceChecks
-from dovetail_testing.conformance.attention_prefixes import PrefixChecks
-from dovetail_testing.conformance.attention_steps import StepChecks
+from dovetail_testing.conformance.attention_features import FeatureChecks, PrefixChecks
+from dovetail_testing.conformance.attention_steps import AttentionInvarianceChecks, StepChecks
 from dovetail_testing.conformance.attention_world import NUM_LAYERS, make_backend, make_world, plain, verify
 
 

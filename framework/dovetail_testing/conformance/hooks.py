@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import partial
 from itertools import count
 from typing import Any, ClassVar
@@ -31,10 +33,48 @@ from dovetail.plugins import KINDS, HookManager, Registry, hookspecs
 from dovetail.plugins.manager import REGISTRATION_HOOKS
 from dovetail.plugins.plan import PlannedPlugin
 from dovetail_testing.checks import check, fail, raised, shown
-from dovetail_testing.conformance.asgi import response_of
-from dovetail_testing.conformance.base import Conformance
+from dovetail_testing.conformance.base import Conformance, check_round_trip
 from dovetail_testing.conformance.growth import bytes_kept
-from dovetail_testing.conformance.options import check_round_trip
+
+# One request to an ASGI application, without a server.
+
+TIMEOUT_S = 10.0
+
+
+def response_of(app: Any, path: str) -> int | None:
+    """Send `GET path`, with `x` for every `{parameter}`, and return the status, None if no response begins."""
+    filled = re.sub(r"{[^}]*}", "x", path)
+    names = [name.partition(":")[0] for name in re.findall(r"{([^}]*)}", path)]
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": filled,
+        "raw_path": filled.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost")],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+        "path_params": dict.fromkeys(names, "x"),
+    }
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def receive() -> MutableMapping[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    async def main() -> None:
+        await asyncio.wait_for(app(scope, receive, send), TIMEOUT_S)
+
+    asyncio.run(main())
+    started = [message for message in sent if message["type"] == "http.response.start"]
+    return started[0].get("status") if len(started) == 1 else None
+
 
 HOOKS = tuple(name for name, value in vars(hookspecs).items() if name.startswith("dovetail_") and callable(value))
 OBSERVED = 400

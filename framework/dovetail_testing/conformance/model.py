@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -16,16 +17,59 @@ from torch import Tensor
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
+from dovetail.runtime.batch_invariance import claims
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.weight_match import RuleFinder
 from dovetail.runtime.checkpoint.weights import model_layers
 from dovetail.runtime.hf_config import read_config
 from dovetail.sdk.layers.plain import PLAIN
 from dovetail_testing.checks import check, fail, raised, shown
+from dovetail_testing.conformance.base import Conformance
 from dovetail_testing.conformance.model_diagnosis import explain, outputs_of, reference_model
-from dovetail_testing.conformance.model_invariance import ModelInvarianceChecks
-from dovetail_testing.conformance.model_runtime import CPU, TinyEngine, decode_syncs, load_model
+from dovetail_testing.conformance.model_runtime import CPU, NoAttention, Running, TinyEngine, decode_syncs, load_model
 from dovetail_testing.models import make_model
+
+# Whether what a model makes of a token has the same bits whatever is computed with it, where it claims so.
+
+LENGTHS = (1, 9, 40, 70)
+CUTS = ((0, 1, 17, 70), (0, 33, 34, 70), (0, 69, 70))
+
+
+class ModelInvarianceChecks(Conformance):
+    """What `ModelPlugin.batch_invariant` promises, with `BuildContext.batch_invariant` set."""
+
+    def test_batch_invariance(self, checkpoints: list[Path]) -> None:
+        """Where the class claims it, logits have the same bits for a token alone, in any chunk, beside any others.
+
+        Attention answers with the queries, so that the layers between are what is compared.
+        """
+        if not claims(self.plugin()):
+            pytest.skip("the class claims no batch invariance")
+        for folder in checkpoints:
+            engine = TinyEngine(self.plugin(), folder, batch_invariant=True)
+            engine.attention = NoAttention(engine.config, engine.pool, CPU)
+            prompts = [[(7 * i + 3 * n) % 190 for i in range(n)] for n in LENGTHS]
+            together = engine.prefill_logits(prompts)
+            for prompt, want in zip(prompts, together, strict=True):
+                check(
+                    torch.equal(engine.prefill_logits([prompt])[0], want),
+                    f"not batch invariant: a prompt of {len(prompt)} tokens has other logits alone",
+                )
+            for what, first, got in chunks_of(engine, prompts[-1], prompts[1]):
+                same = torch.equal(got, together[-1][first : first + len(got)])
+                check(same, f"not batch invariant: tokens {first} to {first + len(got)} have other logits {what}")
+
+
+def chunks_of(engine: TinyEngine, prompt: list[int], other: list[int]) -> Iterator[tuple[str, int, Any]]:
+    """Yield the logits of chunks of a prompt, alone and behind another request's decode row, with where they begin."""
+    for cuts in CUTS:
+        alone, beside, neighbour = (Running(list(ids), row) for row, ids in enumerate((prompt, prompt, other)))
+        engine.step((), [(neighbour, len(other))])
+        for first, end in itertools.pairwise(cuts):
+            yield "in a chunk", first, engine.step((), [(alone, end - first)])
+            neighbour.ids.append(9)
+            yield "in a chunk beside others", first, engine.step([neighbour], [(beside, end - first)])[1:]
+
 
 BASE: dict[str, Any] = {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}
 SWITCHES: dict[str, dict[str, Any]] = {

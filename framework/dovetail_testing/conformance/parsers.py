@@ -21,11 +21,9 @@ from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_testing.checks import check, fail, raised, shown
 from dovetail_testing.conformance import parsing
-from dovetail_testing.conformance.auto import check_auto
 from dovetail_testing.conformance.base import Conformance, meant_by
 from dovetail_testing.conformance.growth import bytes_kept, grows_linearly, time_grows_linearly
-from dovetail_testing.conformance.parsing import ParsedReply, RequestForm
-from dovetail_testing.conformance.tool_events import check_events
+from dovetail_testing.conformance.parsing import ParsedReply, RequestForm, check_auto, check_events
 from dovetail_testing.parsers import BytesTokenizer, PlainTemplate
 from dovetail_testing.samples import Sample
 

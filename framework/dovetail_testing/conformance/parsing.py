@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +10,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import pytest
+
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.contracts.output import (
     ContentDelta,
     Event,
@@ -17,10 +21,17 @@ from dovetail.contracts.output import (
     OutputParser,
     ReasoningDelta,
     ToolArgs,
+    ToolEnd,
     ToolStart,
 )
+from dovetail.plugins import Registry
+from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.records import PluginRecord
+from dovetail.text.chat.template import ChatTemplate
+from dovetail.text.detection.detect import detect
 from dovetail.text.tokenizer.tokenizer import Tokenizer
-from dovetail_testing.checks import fail, raised, shown
+from dovetail_testing.checks import check, fail, raised, shown
+from dovetail_testing.samples import Sample
 from dovetail_testing.vocabularies import byte_fallback, byte_level
 
 MakeParser = Callable[[Tokenizer | None], OutputParser]
@@ -227,3 +238,90 @@ def bare(text: str, markers: Sequence[str]) -> str:
         for marker in markers:
             text = text.replace(re.sub(r"\s", "", marker), "")
     return text
+
+
+# What `auto` does with a parser: whether its clues find the chat templates of its models.
+
+EXAMPLE = '"clues": [{"all": ["<r>"], "score": 1.0}]'
+
+
+def check_auto(plugin: Any, record: PluginRecord | None, templates: Sequence[str]) -> None:
+    """Check that `auto` chooses a parser for its own templates; skip, and say so, where nothing is stated.
+
+    Args:
+        plugin: The parser's class.
+        record: What is installed of it; None: it is not.
+        templates: Sources of chat templates of its models.
+    """
+    if hasattr(plugin, "detect"):
+        fail(f"auto does not call `detect`: take it out, and state in the manifest which texts its templates hold: "
+             f"{EXAMPLE}")  # fmt: skip
+    if record is None:
+        pytest.skip("not installed: its manifest is not read")
+    label, facts = f"{KINDS[record.kind].label} auto", record.facts
+    if not facts.clues and not facts.opens:
+        pytest.skip(f"{label} never chooses it: its manifest states neither clues nor opens, such as {EXAMPLE}")
+    if not templates:
+        pytest.skip("no templates declared: auto_templates = [ChatTemplate's source, …]")
+    registry = Registry.scan()
+    for source in templates:
+        ChatTemplate({"default": source})  # one that cannot be read is told as such
+        found = detect(registry, TokenizerFiles(chat_templates={"default": source}))[record.kind]
+        tried = ", ".join(f"{one.name} {one.score:.2f}" for one in found.scores) or "none"
+        check(
+            found.name == record.name,
+            f"{label} chooses {found.name or 'none'} for the template {source!r}: {found.why}; tried: {tried}",
+        )
+
+
+# Whether the events of a reply tell a consistent story of its tool calls.
+
+
+def check_events(events: Sequence[Event], sample: Sample) -> None:
+    """Check order, numbering and ends; where the sample states its calls, that their arguments are valid JSON."""
+    where = f"in the reply to {sample.text!r}"
+    arguments: list[str] = []
+    live: set[int] = set()
+    for event in events:
+        if isinstance(event, ToolStart):
+            check(
+                event.index == len(arguments),
+                f"wrong tool index: call {len(arguments)} has index {event.index} {where}",
+            )
+            check(isinstance(event.name, str) and bool(event.name), f"call {event.index} has no name {where}")
+            check(bool(event.id), f"call {event.index} has no id {where}")
+            arguments.append("")
+            live.add(event.index)
+        elif isinstance(event, ToolArgs):
+            check(
+                event.index in live, f"wrong tool index: arguments for call {event.index}, which is not open, {where}"
+            )
+            arguments[event.index] += event.json
+        elif isinstance(event, ToolEnd):
+            check(event.index in live, f"call {event.index} ends twice or never began {where}")
+            live.discard(event.index)
+        elif isinstance(event, ReasoningDelta | ContentDelta | Malformed):
+            check(bool(event.text), f"an empty {type(event).__name__} is sent {where}")
+        else:
+            fail(f"{event!r} is no event of the contract {where}")
+    check(not live, f"calls {sorted(live)} are never ended {where}")
+    _check_json(arguments, sample)
+
+
+def _check_json(arguments: Sequence[str], sample: Sample) -> None:
+    for number, (name, declared) in enumerate(sample.tool_calls):
+        if number >= len(arguments) or not is_json(declared):
+            continue
+        check(
+            is_json(arguments[number]),
+            f"the argument deltas of call {number} ({name}) add up to {arguments[number]!r}, which is not valid JSON",
+        )
+
+
+def is_json(text: str) -> bool:
+    """Whether `text` is JSON."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
