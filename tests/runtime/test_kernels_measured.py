@@ -16,7 +16,7 @@ import torch
 from dovetail.contracts.device import Device, DeviceView
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kernels import OPS, Ask, Claim, KernelSet, make_ask, meaning
-from dovetail.messages.outputs import KernelUse
+from dovetail.messages import KernelUse
 from dovetail.runtime.kernels.binding import Bands, KernelBinder, LoadedSet
 from dovetail.runtime.kernels.contest import TRIAL_ROWS, Trials
 from dovetail.runtime.start import check

@@ -40,9 +40,8 @@ from dovetail.executor.rank_messages import (
     StopProfile,
     WeightsLoaded,
 )
-from dovetail.messages import ProfileSpec
+from dovetail.messages import KernelUse, ProfileSpec
 from dovetail.messages.executor import ProfileError, StepError
-from dovetail.messages.outputs import KernelUse
 from dovetail.messages.step import DecodeGraph, ExecutorInfo, GraphKey, PrepareResult, StepInput, StepLate, StepOutput
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.kinds import KINDS

@@ -15,8 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.messages import ProfileSpec
-from dovetail.messages.outputs import KernelUse
+from dovetail.messages import KernelUse, ProfileSpec
 from dovetail.messages.step import DecodeGraph, PrefillGraph, StepInput, StepLate
 from dovetail.plugins import PluginPlan
 from dovetail.runtime.memory.plan import MemoryPlan

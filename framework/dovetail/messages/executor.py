@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.messages.requests import ProfileSpec
+from dovetail.messages import ProfileSpec
 from dovetail.messages.step import ExecutorInfo, GraphKey, PrepareResult, StepInput, StepLate, StepOutput
 
 

@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.contracts.cache import Reach
+from dovetail.messages import KernelUse, Pool, SamplerParams, TokenLogprob
 from dovetail.messages.media import MediaSpan
-from dovetail.messages.outputs import KernelUse
-from dovetail.messages.sampling import Pool, SamplerParams, TokenLogprob
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]

@@ -39,7 +39,6 @@ class PluginKind(NamedTuple):
             say in their manifest that they fit. "": only names are given.
         default: The plugin of every engine that names none; "" where there need not be one.
         fact: `auto` looks for a plugin of this kind only if this fact is known of the model; "" always.
-        hook: The hook through which plugins of this kind are registered at start; "" for hooks themselves.
         watched: Core modules that loading such a plugin must not change, besides what every kind must leave alone.
         api: The API version this Dovetail speaks.
         oldest_api: The oldest API version it still speaks, through an adapter.
@@ -58,11 +57,15 @@ class PluginKind(NamedTuple):
     without: str = ""
     default: str = ""
     fact: str = ""
-    hook: str = ""
     watched: tuple[str, ...] = ()
     api: int = 1
     oldest_api: int = 1
     minor: int = 0
+
+    @property
+    def hook(self) -> str:
+        """The hook through which plugins of this kind are registered at start; "" for hooks themselves."""
+        return "" if self.contract is None else self.group.replace(".", "_")
 
     @property
     def entry_point_group(self) -> str:
@@ -103,7 +106,6 @@ KINDS: dict[str, PluginKind] = {
             label="architecture",
             kit=f"{_KIT}.model:ModelConformance",
             about="The model architecture {name} for Dovetail",
-            hook="dovetail_models",
             watched=(
                 "dovetail.sdk.layers.transformer",
                 "dovetail.sdk.layers.embedding",
@@ -120,7 +122,6 @@ KINDS: dict[str, PluginKind] = {
             kit=f"{_KIT}.attention:AttentionBackendConformance",
             about="The attention backend {name} for Dovetail",
             setting="attention_backend",
-            hook="dovetail_attention_backends",
             watched=("dovetail.cache.pool", "dovetail.sdk.layers.attention", "dovetail.runtime.graphs.batch"),
             minor=4,
         ),
@@ -135,7 +136,6 @@ KINDS: dict[str, PluginKind] = {
             setting="kernels",
             many=True,
             without="plain",
-            hook="dovetail_kernels",
             watched=(
                 "dovetail.sdk.layers.ops.reference",
                 "dovetail.sdk.layers.ops.by_form",
@@ -154,7 +154,6 @@ KINDS: dict[str, PluginKind] = {
             kit=f"{_KIT}.parsers:ReasoningParserConformance",
             about="Lets Dovetail read the reasoning of {name} models",
             setting="reasoning_parser",
-            hook="dovetail_reasoning_parsers",
             watched=_PARSING,
         ),
         PluginKind(
@@ -166,7 +165,6 @@ KINDS: dict[str, PluginKind] = {
             kit=f"{_KIT}.parsers:ToolParserConformance",
             about="Lets Dovetail read the tool calls of {name} models",
             setting="tool_call_parser",
-            hook="dovetail_tool_parsers",
             watched=_PARSING,
         ),
         PluginKind(
@@ -179,7 +177,6 @@ KINDS: dict[str, PluginKind] = {
             about="The grammar backend {name} for Dovetail",
             minor=2,
             setting="grammar_backend",
-            hook="dovetail_grammar_backends",
         ),
         PluginKind(
             name="processor",
@@ -190,7 +187,6 @@ KINDS: dict[str, PluginKind] = {
             kit=f"{_KIT}.processor:ImageProcessorConformance",
             about="Lets Dovetail show images to {name} models",
             setting="processor",
-            hook="dovetail_processors",
         ),
         PluginKind(
             name="quantization",
@@ -202,7 +198,6 @@ KINDS: dict[str, PluginKind] = {
             about="Lets Dovetail load checkpoints quantised as {name}",
             setting="quantization",
             fact="quantization",
-            hook="dovetail_quantizations",
             watched=("dovetail.sdk.layers.plain", "dovetail.sdk.layers.linear", "dovetail.runtime.checkpoint.weights"),
             minor=4,
         ),
@@ -215,7 +210,6 @@ KINDS: dict[str, PluginKind] = {
             kit=f"{_KIT}.checkpoint:CheckpointConformance",
             about="Lets Dovetail load checkpoints in the format {name}",
             many=True,
-            hook="dovetail_checkpoints",
         ),
         PluginKind(
             name="device",
@@ -225,7 +219,6 @@ KINDS: dict[str, PluginKind] = {
             label="--device",
             kit=f"{_KIT}.device:DeviceConformance",
             about="Lets Dovetail compute on {name}",
-            hook="dovetail_devices",
         ),
         PluginKind(
             name="schedule_policy",
@@ -237,7 +230,6 @@ KINDS: dict[str, PluginKind] = {
             about="The schedule policy {name} for Dovetail",
             setting="schedule_policy",
             default="fcfs",
-            hook="dovetail_schedule_policies",
             watched=("dovetail.engine.scheduler", "dovetail.engine.policy"),
             minor=1,
         ),
@@ -250,7 +242,6 @@ KINDS: dict[str, PluginKind] = {
             kit=f"{_KIT}.speculation:SpeculatorConformance",
             about="The speculator {name} for Dovetail",
             setting="speculator",
-            hook="dovetail_speculators",
             watched=("dovetail.engine.scheduler", "dovetail.engine.speculation"),
         ),
         PluginKind(
@@ -263,8 +254,7 @@ KINDS: dict[str, PluginKind] = {
             about="The logits processor {name} for Dovetail",
             setting="logits_processors",
             many=True,
-            hook="dovetail_logits_processors",
-            watched=("dovetail.runtime.sampling.sampler", "dovetail.runtime.sampling.sampler"),
+            watched=("dovetail.runtime.sampling.sampler",),
         ),
         PluginKind(
             name="api",
@@ -276,7 +266,6 @@ KINDS: dict[str, PluginKind] = {
             about="The API {name} for Dovetail",
             setting="apis",
             many=True,
-            hook="dovetail_apis",
         ),
         PluginKind(
             name="hooks",

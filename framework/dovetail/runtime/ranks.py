@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dovetail.contracts.layers import Parallel
 from dovetail.contracts.ranks import Communicator, PeerMemory
-from dovetail.messages.outputs import KernelUse
+from dovetail.messages import KernelUse
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan
 from dovetail.settings import EngineSettings

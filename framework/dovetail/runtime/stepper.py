@@ -17,7 +17,7 @@ from torch import Tensor
 from dovetail.cache.pool import KVCache
 from dovetail.contracts.attention import AttentionBackend, Phase
 from dovetail.contracts.model import CausalLM, Classifier
-from dovetail.messages.sampling import Pool
+from dovetail.messages import Pool
 from dovetail.messages.step import POOL, DecodeGraph, PrefillGraph, StepInput, StepLate, StepOutput, Want
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.devices import to_device, upload

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.messages.sampling import SamplerParams
+from dovetail.messages import SamplerParams
 from dovetail.messages.step import Admit, Ints, no_ints
 from dovetail.runtime.device.devices import to_device, upload
 from dovetail.runtime.device.penalties import History

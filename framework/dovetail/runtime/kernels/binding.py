@@ -15,7 +15,7 @@ from dovetail.contracts.errors import DovetailError, PluginError
 from dovetail.contracts.kernels import OPS, Ask, Claim, Kernel, KernelSet, composed, make_ask, meaning, parts_of
 from dovetail.contracts.ranks import PeerMemory
 from dovetail.distribution import DISTRIBUTION
-from dovetail.messages.outputs import KernelUse
+from dovetail.messages import KernelUse
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
 from dovetail.plugins.plan import AUTO

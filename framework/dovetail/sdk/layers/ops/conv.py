@@ -10,7 +10,8 @@ those of queries, of keys, of values; K taps; B requests, C pieces, S device row
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -75,6 +76,16 @@ def fold_by_token(
     return out
 
 
+def one_by_one(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a gated norm of `x` and `gate`, both `[T, …]`, that is computed for each token by itself."""
+
+    def by_token(x: Tensor, gate: Tensor, *rest: Any, **options: Any) -> Tensor:
+        rows = [norm(x[at : at + 1], gate[at : at + 1].contiguous(), *rest, **options) for at in range(len(x))]
+        return torch.cat(rows) if rows else norm(x, gate, *rest, **options)
+
+    return by_token
+
+
 def _taps(window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Convolve `[…, K, P]`, oldest first, with `[P, K]`; rounded where transformers rounds."""
     total = (window.float() * weight.t().float()).sum(-2)
@@ -103,6 +114,8 @@ def conv_qkv(
     saves: Tensor,
     conv: Tensor,
     copies: Tensor,
+    *,
+    size: int = PIECE,
 ) -> Tensor:
     """Convolve the tokens of requests over time, with SiLU; their last K inputs are kept.
 
@@ -120,32 +133,17 @@ def conv_qkv(
         saves: `[C]` which copy to take behind each piece; -1: none.
         conv: `[S, K, P]`, the rings.
         copies: `[M, K, P]`, copies of them.
+        size: Tokens that are computed at once.
 
     Returns:
         `[T, P]`; that of tokens which are no request's means nothing.
     """
     x = torch.cat([one.flatten(1) for one in (q, k, v)], 1)
-    return _convolve(_activated, x, weight, bias, lens, rows, starts, table, saves, conv, copies, PIECE)
+    return _convolve(_activated, x, weight, bias, lens, rows, starts, table, saves, conv, copies, size)
 
 
-def conv_qkv_by_token(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    lens: Tensor,
-    rows: Tensor,
-    starts: Tensor,
-    pieces: Tensor,
-    table: Tensor,
-    saves: Tensor,
-    conv: Tensor,
-    copies: Tensor,
-) -> Tensor:
-    """As `conv_qkv`, each token by itself: a decoded one has the bits of one of a prompt."""
-    x = torch.cat([one.flatten(1) for one in (q, k, v)], 1)
-    return _convolve(_activated, x, weight, bias, lens, rows, starts, table, saves, conv, copies, 1)
+conv_qkv_by_token = partial(conv_qkv, size=1)
+"""As `conv_qkv`, each token by itself: a decoded one has the bits of one of a prompt."""
 
 
 def _convolve(
@@ -221,6 +219,7 @@ def short_conv_prefill(
     copies: Tensor,
     *,
     act: ConvAct,
+    size: int = PIECE,
 ) -> Tensor:
     """Convolve over time what tokens of requests have, between two gates (LFM2) or with SiLU (Mamba 1).
 
@@ -239,36 +238,18 @@ def short_conv_prefill(
         conv: See there.
         copies: See there.
         act: Of what is convolved.
+        size: Tokens that are computed at once.
 
     Returns:
         `[T, P]`; that of tokens which are no request's means nothing.
     """
     given = x if before is None else x * before
-    found = _convolve(_TAPS[act], given, weight, bias, lens, rows, starts, table, saves, conv, copies, PIECE)
+    found = _convolve(_TAPS[act], given, weight, bias, lens, rows, starts, table, saves, conv, copies, size)
     return found if behind is None else found * behind
 
 
-def short_conv_prefill_by_token(
-    x: Tensor,
-    before: Tensor | None,
-    behind: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    lens: Tensor,
-    rows: Tensor,
-    starts: Tensor,
-    pieces: Tensor,
-    table: Tensor,
-    saves: Tensor,
-    conv: Tensor,
-    copies: Tensor,
-    *,
-    act: ConvAct,
-) -> Tensor:
-    """As `short_conv_prefill`, each token by itself: a decoded one has the bits of one of a prompt."""
-    given = x if before is None else x * before
-    found = _convolve(_TAPS[act], given, weight, bias, lens, rows, starts, table, saves, conv, copies, 1)
-    return found if behind is None else found * behind
+short_conv_prefill_by_token = partial(short_conv_prefill, size=1)
+"""As `short_conv_prefill`, each token by itself: a decoded one has the bits of one of a prompt."""
 
 
 def short_conv_decode(

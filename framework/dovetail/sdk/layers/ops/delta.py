@@ -14,13 +14,14 @@ channels, those of queries, of keys, of values; K taps; B requests, C pieces, S 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.sdk.layers.ops.conv import PIECE, conv_token, fold_by_token, pieces_of
+from dovetail.sdk.layers.ops.conv import PIECE, conv_token, fold_by_token, one_by_one, pieces_of
 
 EPS = 1e-6
 """Of the norm of queries and keys; transformers has it so."""
@@ -102,6 +103,7 @@ def gdn_prefill(
     copies: Tensor,
     *,
     rate: float = 1.0,
+    by_token: bool = False,
 ) -> Tensor:
     """Fold the tokens of requests into their states, piece by piece.
 
@@ -119,12 +121,20 @@ def gdn_prefill(
         state: `[S, N, D, W]` float32, bfloat16 or float16.
         copies: `[M, N, D, W]`, in its dtype.
         rate: Largest rate; above 1, a token may turn what the state holds of its key around (OLMo Hybrid: 2).
+        by_token: Fold token by token.
 
     Returns:
         What tokens read, `[T, N, W]` in the dtype of `x`; zeros for tokens that are no request's.
     """
     num_keys, per_key = b.shape[1:]
     out, at = x.new_zeros(len(x), *state.shape[1::2]), rows.tolist()
+
+    def fold(one: slice, before: Tensor) -> tuple[Tensor, Tensor]:
+        heads = Heads.of(x[one], num_keys, per_key, state.shape[2])
+        return _fold_token(heads, Gates.of(b[one], a[one], a_log, dt_bias, rate), before.float())
+
+    if by_token:
+        return fold_by_token(fold, out, rows, table, saves, state, copies)
     for request, first, num, copy in pieces_of(table, saves):
         own = slice(first, first + num)
         heads = Heads.of(F.pad(x[own], (0, 0, 0, PIECE - num)), num_keys, per_key, state.shape[2])
@@ -139,30 +149,8 @@ def gdn_prefill(
     return out
 
 
-def gdn_prefill_by_token(
-    x: Tensor,
-    b: Tensor,
-    a: Tensor,
-    a_log: Tensor,
-    dt_bias: Tensor,
-    rows: Tensor,
-    starts: Tensor,
-    pieces: Tensor,
-    table: Tensor,
-    saves: Tensor,
-    state: Tensor,
-    copies: Tensor,
-    *,
-    rate: float = 1.0,
-) -> Tensor:
-    """As `gdn_prefill`, token by token: a decoded one has the bits of one of a prompt, wherever that was cut."""
-    num_keys, per_key = b.shape[1:]
-
-    def fold(one: slice, before: Tensor) -> tuple[Tensor, Tensor]:
-        heads = Heads.of(x[one], num_keys, per_key, state.shape[2])
-        return _fold_token(heads, Gates.of(b[one], a[one], a_log, dt_bias, rate), before.float())
-
-    return fold_by_token(fold, x.new_zeros(len(x), *state.shape[1::2]), rows, table, saves, state, copies)
+gdn_prefill_by_token = partial(gdn_prefill, by_token=True)
+"""As `gdn_prefill`, token by token: a decoded one has the bits of one of a prompt, wherever that was cut."""
 
 
 def gdn_decode(
@@ -236,11 +224,8 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, act: 
     return ((weight * normed).float() * by).to(x.dtype).flatten(1)
 
 
-def gated_rms_norm_by_token(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, act: GateAct = "silu") -> Tensor:
-    """As `gated_rms_norm`, each token by itself."""
-    pairs = ((x[at : at + 1], gate[at : at + 1].contiguous()) for at in range(len(x)))
-    rows = [gated_rms_norm(*pair, weight, eps, act=act) for pair in pairs]
-    return torch.cat(rows) if rows else gated_rms_norm(x, gate, weight, eps, act=act)
+gated_rms_norm_by_token = one_by_one(gated_rms_norm)
+"""As `gated_rms_norm`, each token by itself."""
 
 
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:

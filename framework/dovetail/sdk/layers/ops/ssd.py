@@ -15,13 +15,14 @@ channels of the convolution (2 G D + N W: queries, keys, values); B requests, C 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.sdk.layers.ops.conv import PIECE, conv_token, fold_by_token, pieces_of
+from dovetail.sdk.layers.ops.conv import PIECE, conv_token, fold_by_token, one_by_one, pieces_of
 
 
 class FoldInputs(NamedTuple):
@@ -77,6 +78,8 @@ def ssd_prefill(
     saves: Tensor,
     state: Tensor,
     copies: Tensor,
+    *,
+    by_token: bool = False,
 ) -> Tensor:
     """Fold the tokens of requests into their states, piece by piece.
 
@@ -95,11 +98,19 @@ def ssd_prefill(
         saves: See there.
         state: `[S, N, D, W]` float32, bfloat16 or float16.
         copies: `[M, N, D, W]`, in its dtype.
+        by_token: Fold token by token.
 
     Returns:
         What tokens read, `[T, N, W]` in the dtype of `x`; zeros for tokens that are no request's.
     """
     out, at = x.new_zeros(len(x), *state.shape[1::2]), rows.tolist()
+
+    def fold(one: slice, before: Tensor) -> tuple[Tensor, Tensor]:
+        found = FoldInputs.of(x[one], dt[one], dt_bias, low, high, state.shape[2])
+        return _fold_token(found, a_log, skip, before.float())
+
+    if by_token:
+        return fold_by_token(fold, out, rows, table, saves, state, copies)
     for request, first, num, copy in pieces_of(table, saves):
         own = slice(first, first + num)
         found = FoldInputs.of(x[own], dt[own], dt_bias, low, high, state.shape[2])
@@ -113,29 +124,8 @@ def ssd_prefill(
     return out
 
 
-def ssd_prefill_by_token(
-    x: Tensor,
-    dt: Tensor,
-    a_log: Tensor,
-    dt_bias: Tensor,
-    skip: Tensor,
-    low: float,
-    high: float,
-    rows: Tensor,
-    starts: Tensor,
-    pieces: Tensor,
-    table: Tensor,
-    saves: Tensor,
-    state: Tensor,
-    copies: Tensor,
-) -> Tensor:
-    """As `ssd_prefill`, token by token: a decoded one has the bits of one of a prompt, wherever that was cut."""
-
-    def fold(one: slice, before: Tensor) -> tuple[Tensor, Tensor]:
-        found = FoldInputs.of(x[one], dt[one], dt_bias, low, high, state.shape[2])
-        return _fold_token(found, a_log, skip, before.float())
-
-    return fold_by_token(fold, x.new_zeros(len(x), *state.shape[1::2]), rows, table, saves, state, copies)
+ssd_prefill_by_token = partial(ssd_prefill, by_token=True)
+"""As `ssd_prefill`, token by token: a decoded one has the bits of one of a prompt, wherever that was cut."""
 
 
 def ssd_decode(
@@ -202,12 +192,5 @@ def gated_group_norm(x: Tensor, gate: Tensor, weight: Tensor | None, eps: float,
     return ((normed.float() * by).to(x.dtype) if norm_first else normed).flatten(1)
 
 
-def gated_group_norm_by_token(
-    x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, *, norm_first: bool
-) -> Tensor:
-    """As `gated_group_norm`, each token by itself."""
-    rows = [
-        gated_group_norm(x[at : at + 1], gate[at : at + 1].contiguous(), weight, eps, norm_first=norm_first)
-        for at in range(len(x))
-    ]
-    return torch.cat(rows) if rows else gated_group_norm(x, gate, weight, eps, norm_first=norm_first)
+gated_group_norm_by_token = one_by_one(gated_group_norm)
+"""As `gated_group_norm`, each token by itself."""
