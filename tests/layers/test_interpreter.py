@@ -1,4 +1,4 @@
-"""What tests change in the interpreter of Triton leaves kernels, errors and `triton.language` as they are."""
+"""What tests and the kit change in Triton's interpreter: it rounds as devices do, and is as it was in all else."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from dovetail_testing.conformance.interpreter import round_to_nearest
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -45,3 +47,29 @@ def test_shapes_are_broadcast_and_names_restored_even_after_an_error() -> None:
         with pytest.raises(Exception, match="incompatible dimensions"):
             unlike[(1,)](out)
         assert {name: getattr(tl, name) for name in before} == before
+
+
+@triton.jit
+def narrow(x_ptr: Any, cast_ptr: Any, stored_ptr: Any, num: tl.constexpr) -> None:
+    """Round numbers to bfloat16 by a cast, which is undone, and by a store."""
+    at = tl.arange(0, num)
+    given = tl.load(x_ptr + at)
+    tl.store(cast_ptr + at, given.to(tl.bfloat16).to(tl.float32))
+    tl.store(stored_ptr + at, given)
+
+
+def test_float32_is_rounded_to_the_nearest_bfloat16() -> None:
+    """As torch does: halfway to the even one, to infinity beyond the largest, and NaN stays NaN."""
+    round_to_nearest()
+    round_to_nearest()
+    halfway = torch.arange(1, 9) * 2**-8 + 1
+    others = [0.0, -0.0, 1e-45, -1e-39, 1e-38, 3.4e38, -3.4e38, torch.inf, -torch.inf, torch.nan, -torch.nan]
+    x = torch.cat((torch.tensor(others), halfway, -halfway, torch.randn(101)))
+    assert len(x) == 128
+    cast, stored = torch.empty(128), torch.empty(128, dtype=torch.bfloat16)
+    narrow[(1,)](x, cast, stored, num=128)
+    want = x.bfloat16()
+    assert torch.equal(cast.nan_to_num(7), want.float().nan_to_num(7))
+    assert torch.equal(stored.nan_to_num(7), want.nan_to_num(7))
+    assert bool(cast[9:11].isnan().all()), "a NaN became a number"
+    assert cast.signbit().equal(x.signbit())

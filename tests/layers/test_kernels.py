@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from dovetail_backends.kernels.triton import DRAWS, MADE, MIXTURES, PRODUCTS
 from dovetail_testing import check_class, conformance_class
-from dovetail_testing.conformance.kernels_mixers import FOLDS
+from dovetail_testing.conformance.kernels_mixers import BY_REQUEST, FOLDS
 
 TOO_LONG = {"experts", "packed_experts", "routed_experts"}
 """More than five minutes each in the interpreter: `test_expert_kernels.py` and `test_packed_kernels.py` hold them."""
@@ -20,7 +23,15 @@ def test_the_triton_set_passes_the_whole_kit(op: str) -> None:
     `test_builtins.py` runs a part of it, and `tests/gpu/test_kernel_set.py` all of it.
     """
     pytest.importorskip("triton")
-    many = {"many_rows": (257,)} if op in PRODUCTS | DRAWS | {"mask_logits"} else {}
-    many = {"many_rows": ()} if op in MIXTURES | FOLDS else many
-    report = check_class(conformance_class("kernels", "triton", ops=[op], **many))
+    attrs: dict[str, Sequence[Any]] = {}
+    if op in PRODUCTS | DRAWS | {"mask_logits"}:
+        attrs = {"many_rows": (257,)}
+    elif op in MIXTURES:
+        attrs = {"many_rows": ()}
+    elif op in FOLDS:  # float16 takes float32's branches
+        attrs = {"many_rows": (), "dtypes": ("float32", "bfloat16")}
+        # Of 101 tokens, one request ends in its second piece. A decoded token is a program: more say no more.
+        prompts = {"rows": (0, 1, 7, 101), "few_rows": (0, 17)}
+        attrs |= prompts if op in BY_REQUEST else {"rows": (0, 1, 2, 7, 17), "few_rows": (0, 5)}
+    report = check_class(conformance_class("kernels", "triton", ops=[op], **attrs))
     assert report.passed, report.text()

@@ -38,8 +38,8 @@ with collecting(found.append):
 result = {"found": sorted((kernel.module, kernel.name) for kernel in found), "zeros": results}
 compiler = CompileJobs()
 compiler.set_target(current_target())
-for kernel in found:
-    compiler.add(kernel)
+for kernel in {kernel.name: kernel for kernel in reversed(found)}.values():
+    compiler.add(kernel)  # the first of each name: the others take as long, and say nothing more
 result["failed"] = compiler.wait()
 compiler.close()
 hits = []

@@ -132,7 +132,9 @@ ATTRS: dict[tuple[str, str], dict[str, Any]] = {
     **{("quantization", name): quantised(name) for name in ONE_OF},
     ("kernels", "triton"): {
         "dtypes": ("float32",),
-        "many_rows": (257,),
+        "rows": (0, 1, 2, 7, 17, 65),
+        "few_rows": (0, 17),
+        "many_rows": (),
         "ops": tuple(op for op in MADE if op not in MIXTURES | FOLDS),
     },  # interpreted; all: tests/layers/test_kernels.py
     ("logits_processor", "no-repeat-ngram"): {

@@ -25,6 +25,7 @@ from dovetail_testing.conformance import kernels_packed as packed
 from dovetail_testing.conformance.base import Conformance
 from dovetail_testing.conformance.growth import bytes_kept
 from dovetail_testing.conformance.host_sync import HostSyncs
+from dovetail_testing.conformance.interpreter import round_to_nearest
 from dovetail_testing.conformance.kernels_samples import DIMS, NUM_RANKS, OPTIONS, Operands, sample
 from dovetail_testing.conformance.kernels_steps import read_back
 
@@ -99,9 +100,9 @@ def one_of_each(places: Sequence[ClaimedOperation]) -> Iterator[ClaimedOperation
 
 
 ROWS = (0, 1, 2, 7, 16, 17, 64, 65)
-"""Numbers of rows that the first claimed place of each operation is tried with, beside the bounds of its claim."""
+"""As `KernelSetConformance.rows`."""
 FEW_ROWS = (0, 1, 17, 65)
-"""Those of its other places."""
+"""As `KernelSetConformance.few_rows`."""
 MANY_ROWS = (257, 513, 4097)
 """As `KernelSetConformance.many_rows`: errors of offsets and of grids begin at many rows."""
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 4e-3}
@@ -117,7 +118,10 @@ class KernelSetConformance(Conformance):
         dtypes: Those that operations are asked for: all that a model may have, of which the set claims what it has.
         ops: Operations to try; all of the table if empty.
         dims: Widths by letter, to try beside those of the kit: those that the set is made for.
-        many_rows: Further numbers of rows for the first claimed place of each operation.
+        rows: Numbers of rows that the first claimed place of each operation is tried with, beside those its claim
+            begins and ends with.
+        few_rows: Those of its other places.
+        many_rows: Further ones of the first.
         device: Where kernels run; "" for CUDA where there is a device, else the CPU.
         seed: Of the operands.
     """
@@ -126,6 +130,8 @@ class KernelSetConformance(Conformance):
     dtypes: ClassVar[Sequence[str]] = ("float32", "bfloat16", "float16")
     ops: ClassVar[Sequence[str]] = ()
     dims: ClassVar[Mapping[str, Sequence[int]]] = {}
+    rows: ClassVar[Sequence[int]] = ROWS
+    few_rows: ClassVar[Sequence[int]] = FEW_ROWS
     many_rows: ClassVar[Sequence[int]] = MANY_ROWS
     device: ClassVar[str] = ""
     seed: ClassVar[int] = 7
@@ -190,6 +196,8 @@ class KernelSetConformance(Conformance):
             made = self.plugin()()
         except Exception as error:  # a stranger's class; the message says what it did
             fail(f"making the set raised {raised(error)}")
+        if self.view().is_interpreted:
+            round_to_nearest()
         if num_bytes := made.peer_bytes(NUM_RANKS):
             made.connect(PeerMemory.alone(0, NUM_RANKS, num_bytes, self.on()))
         for ask in self.asks():
@@ -261,7 +269,7 @@ class KernelSetConformance(Conformance):
         check(bool(self._claimed()), f"it claims no operation on {self.view().kind}; asked were {asked}")
         record_property(COMPARED, compared(self.places()))
         for place in self.places():
-            rows = FEW_ROWS if place.ask.op in seen else (*ROWS, *self.many_rows)
+            rows = self.few_rows if place.ask.op in seen else (*self.rows, *self.many_rows)
             seen.add(place.ask.op)
             for num in self._within(place.claim, rows):
                 self._compare(place, self.operands(place.ask, num), f"of {num} rows")
@@ -292,7 +300,7 @@ class KernelSetConformance(Conformance):
         if not places:
             pytest.skip("nothing claimed: no claim says row_independent")
         for place in places:
-            for num in self._within(place.claim, (7, 17, 65)):
+            for num in self._within(place.claim, [min(num, max(1, *self.rows)) for num in (7, 17, 65)]):
                 operands = self.operands(place.ask, num)
                 together = self.run(place, copies(operands))
                 if place.ask.op in mixers.BY_REQUEST:
@@ -320,9 +328,12 @@ class KernelSetConformance(Conformance):
         places = [one for one in self.places() if one.ask.op in mixers.BY_REQUEST and one.claim.row_independent]
         if not places:
             pytest.skip("nothing claimed: no operation that folds tokens into a state says row_independent")
+        seen: set[str] = set()
         for place in places:
             names = list(OPS[place.ask.op].operands)
-            for cuts in mixers.CUTS:
+            chosen = mixers.CUTS[:1] if place.ask.op in seen else mixers.CUTS
+            seen.add(place.ask.op)
+            for cuts in chosen:
                 whole = sample(
                     place.ask,
                     cuts[-1],

@@ -38,8 +38,8 @@ FOLDS = BY_REQUEST | {"short_conv_decode", "gdn_decode", "ssd_decode", "selectiv
 """Those that write states."""
 OF_TOKENS: Sequence[str] = ("q", "k", "v", "x", "b", "a", "dt", "c", "f", "gate", "before", "behind")
 """Operands of such an operation that have a row for each token."""
-CUTS = ((64, 150), (128, 129), (64, 128, 192, 193))
-"""Where a request is cut: its last end is its length."""
+CUTS = ((64, 74), (128, 129), (64, 128, 192, 230))
+"""Where a request is cut: its last end is its length. An operation's first place takes all, others the first."""
 
 
 def places(op: str) -> Sequence[dict[str, int]] | None:

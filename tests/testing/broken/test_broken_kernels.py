@@ -213,7 +213,7 @@ FAULTS: dict[str, tuple[type[KernelSet], str, str]] = {
     "forgets where a prompt is cut": (
         ForgetsAtCuts,
         "test_a_request_is_folded_alike_wherever_it_is_cut",
-        "150 tokens cut at (64,) are not what they are at once",
+        "74 tokens cut at (64,) are not what they are at once",
     ),
     "changes too little": (Forgets, MEANING, "finish_step V=63 of 1 rows in float32: "),
     "another token": (Greedy, MEANING, "draw V=63 of "),
