@@ -29,6 +29,7 @@ QWEN3 = {
     **{"deepstack_visual_indexes": [2, 0], "num_position_embeddings": 25, "patch_size": 16},
 }
 VISION: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {"depth": 3, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "num_heads": 2, "patch_size": 14},
     "qwen2_5_vl": {
         **{"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64},
         **{"fullatt_block_indexes": [1], "window_size": 56, "patch_size": 14},
@@ -39,6 +40,7 @@ VISION: dict[str, dict[str, Any]] = {
 }
 """The vision part by `model_type`."""
 TEXT: dict[str, dict[str, Any]] = {
+    "qwen2_vl": SECTIONS,
     "qwen2_5_vl": SECTIONS,
     "qwen3_vl": {**TURNS, "num_hidden_layers": 3},
     "qwen3_vl_moe": {**TURNS, **MOE, "norm_topk_prob": True, "num_hidden_layers": 3},

@@ -20,7 +20,10 @@ from dovetail_testing.engine import make_core, serve, tokens
 TEXTS = [[3, 9, 14, 60], [77, 5, 6], [81], [10, 11, 12, 13, 14], [44, 45]]
 
 
-KINDS = ["qwen2_5_vl", "qwen3_vl", *(pytest.param(k, marks=pytest.mark.full) for k in ("qwen3_vl_moe", "qwen3_5"))]
+KINDS = [
+    *("qwen2_5_vl", "qwen3_vl"),
+    *(pytest.param(kind, marks=pytest.mark.full) for kind in ("qwen2_vl", "qwen3_vl_moe", "qwen3_5")),
+]
 
 
 @pytest.fixture(scope="module", params=KINDS)

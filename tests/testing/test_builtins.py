@@ -205,7 +205,8 @@ def headless(architecture: str) -> dict[str, Any]:
 
 
 SEEN = {
-    *("Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
+    *("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
+    *("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
     *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
 }
 """Models whose towers are served, too."""

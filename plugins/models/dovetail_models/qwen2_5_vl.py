@@ -5,7 +5,7 @@ Weights: as `Qwen2_5_VLForConditionalGeneration` of transformers 4 and 5 writes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -53,9 +53,9 @@ FULL_LAYERS = (7, 15, 23, 31)
 class Qwen2_5Merger(nn.Module):
     """Makes one embedding of the decoder out of a block of patches."""
 
-    def __init__(self, width: int, merged: int, hidden: int, ctx: BuildContext) -> None:
+    def __init__(self, norm: nn.Module, width: int, merged: int, hidden: int, ctx: BuildContext) -> None:
         super().__init__()
-        self.norm = RMSNorm(width, EPS, ctx)
+        self.norm = norm
         self.up = ctx.linear("up", width * merged, width * merged, bias=True)
         self.down = ctx.linear("down", width * merged, hidden, bias=True)
         self._merged = merged
@@ -68,6 +68,8 @@ class Qwen2_5Merger(nn.Module):
 class Qwen2_5Tower(nn.Module):
     """The vision tower."""
 
+    norm: ClassVar[Callable[[int, float, BuildContext], nn.Module]] = RMSNorm
+
     def __init__(self, config: ModelConfig, ctx: BuildContext) -> None:
         super().__init__()
         facts: Mapping[str, Any] = config.extra["tower"]
@@ -79,25 +81,30 @@ class Qwen2_5Tower(nn.Module):
             self.layer(own, facts, ctx.at(f"layers.{index}")) for index in range(facts["depth"])
         )
         self._merge, self._dim, self._whole = facts["spatial_merge_size"], width // heads, facts["full_layers"]
-        self._window = facts["window_size"] // patch // self._merge * self._merge
+        self._window = facts.get("window_size", 0) // patch // self._merge * self._merge  # 0: no layer has windows
         self._theta = facts["theta"]
-        self.merger = Qwen2_5Merger(width, self._merge**2, config.hidden_size, ctx.at("merger"))
+        norm = type(self).norm(width, EPS, ctx)
+        self.merger = Qwen2_5Merger(norm, width, self._merge**2, config.hidden_size, ctx.at("merger"))
 
-    @staticmethod
-    def layer(config: ModelConfig, facts: Mapping[str, Any], ctx: BuildContext) -> TowerLayer:
+    @classmethod
+    def layer(cls, config: ModelConfig, facts: Mapping[str, Any], ctx: BuildContext) -> TowerLayer:
         """Make a layer."""
         width = config.hidden_size
-        norms = RMSNorm(width, EPS, ctx), RMSNorm(width, EPS, ctx)
+        norms = cls.norm(width, EPS, ctx), cls.norm(width, EPS, ctx)
         attention = TowerAttention(width, facts["num_heads"], ctx.at("attention"))
-        return TowerLayer(
-            norms, attention, GatedMLP(config, ctx.at("mlp"), bias=True, inner=facts["intermediate_size"])
-        )
+        return TowerLayer(norms, attention, cls.mlp(config, ctx.at("mlp"), facts["intermediate_size"]))
+
+    @staticmethod
+    def mlp(config: ModelConfig, ctx: BuildContext, inner: int) -> nn.Module:
+        """Make a layer's MLP."""
+        return GatedMLP(config, ctx, bias=True, inner=inner)
 
     def forward(self, patches: Tensor, grid: Sequence[int]) -> Tensor:
         """Map the patches `[N, 3 * patch * patch]` of an image to embeddings `[1, N / merged, hidden]`."""
         high, wide = checked_grid(patches, grid)
         rows, columns = merged_places(high, wide, self._merge, patches.device)
-        rope, windows = axial_rope(rows, columns, self._dim, self._theta), Windows.of(rows, columns, self._window)
+        rope = axial_rope(rows, columns, self._dim, self._theta)
+        windows = Windows.of(rows, columns, self._window) if self._window else None
         x = self.patches(patches)
         for index, layer in enumerate(self.layers):
             x = layer(x, rope, None if index in self._whole else windows)

@@ -1,4 +1,4 @@
-"""Images for Qwen2.5-VL and Qwen3-VL: resized to multiples of 28 or 32 pixels, cut into patches, merged by 2 x 2.
+"""Images for Qwen2-VL, Qwen2.5-VL and Qwen3-VL: resized to multiples of 28 or 32 pixels, cut into patches, merged by 2 x 2.
 
 Equal to transformers' `Qwen2VLImageProcessorPil` (5.23): its resizing rule is repeated here in the same floating-point
 operations, and Pillow resizes. Arrays are the resized pixels: equal to the bit; what the tower makes of them differs

@@ -73,7 +73,6 @@ class TextPart(ModelPlugin):
         "Llama4ForConditionalGeneration",
         "LlavaForConditionalGeneration",
         "Mistral3ForConditionalGeneration",
-        "Qwen2VLForConditionalGeneration",
     )
 
     @classmethod

@@ -30,6 +30,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), partial(F.gelu, approximate="tanh")),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),
 }
