@@ -18,7 +18,7 @@ from dovetail.messages import SamplerParams, Submit, TokenDelta
 from dovetail.plugins import PluginPlan, Registry, load, make_plan
 from dovetail.processing.plan import NAMED
 from dovetail.runtime.checkpoint.folder import ModelFolder
-from dovetail.runtime.hf_config import quant_method
+from dovetail.runtime.hf_config import quant_method, vision_type
 from dovetail.settings import EngineSettings
 
 
@@ -44,6 +44,7 @@ def make_plans(
         checkpoint=formats.used(folder, settings.tokenizer_folder),
         **{kind: getattr(settings, name) for kind, name in NAMED.items() if name in EngineSettings.model_fields},
         quant_method=quant_method(model.config),
+        vision=vision_type(model.config),
         model_impl=settings.model_impl,
         device=settings.device,
     )

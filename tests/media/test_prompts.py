@@ -79,11 +79,34 @@ def test_a_models_processor_is_found(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["X"], "image_token_id": 3}))
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"max_pixels": 3136}))
     registry, model = Registry.scan(), ModelFolder(tmp_path, weights=False)
-    found = make_image_processor(load(make_plan(registry, processor="qwen2-vl"), "api"), model)
+    found = make_image_processor(load(make_plan(registry, processor="qwen2-vl"), "api"), model, {})
     assert found is not None
     assert (found.placeholder_id, found.layout(999, 999).num_embeds) == (3, 4)
-    assert make_image_processor(load(make_plan(registry), "api"), model) is None
+    assert make_image_processor(load(make_plan(registry), "api"), model, {}) is None
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": {"patch_size": 16}}))
     assert preprocessor_config(tmp_path) == {"patch_size": 16}
     with pytest.raises(ModelError, match=r"has patch_size 16, the vision tower in config\.json 14"):
-        make_image_processor(load(make_plan(registry, processor="qwen2-vl"), "api"), model)
+        make_image_processor(load(make_plan(registry, processor="qwen2-vl"), "api"), model, {})
+
+
+def test_a_tokenizer_names_ids_that_the_config_lacks(tmp_path: Path) -> None:
+    """A processor gets the ids of the tokens that it names; a config's own id holds, and a missing token is named."""
+    config = {"architectures": ["X"], "model_type": "mistral3", "image_token_index": 3, "image_end_token_id": 6}
+    model = ModelFolder(tmp_path, weights=False)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plugins = load(make_plan(Registry.scan(), processor="pixtral"), "api")
+    found = make_image_processor(plugins, model, {"[IMG_BREAK]": 4, "[IMG_END]": 5})
+    assert found is not None
+    assert found.layout(56, 56).ids == (3, 3, 4, 3, 3, 6)
+    with pytest.raises(ModelError, match=r"image_break_token_id None.*\[IMG_BREAK\] in the tokenizer"):
+        make_image_processor(plugins, model, {})
+
+
+@pytest.mark.parametrize(("vision", "names"), [("pixtral", ["pixtral"]), ("clip_vision_model", []), ("", ["pixtral"])])
+def test_auto_goes_by_the_tower(vision: str, names: list[str]) -> None:
+    """Models of one class may have several towers; a processor is chosen for the one that it serves."""
+    architecture = "LlavaForConditionalGeneration"
+    plan = make_plan(
+        Registry.scan(), model=architecture, vision=vision, attention_backend="torch_native", processor="auto"
+    )
+    assert [planned.name for planned in plan.of_kind("processor")] == names

@@ -73,6 +73,51 @@ def qwen3_arrays(self: Any, image: Any) -> dict[str, Any]:
     return {"patches": values[:, :, 0].reshape(-1, 3 * 16 * 16).astype(np.uint8)}
 
 
+PIXTRAL_CONFIG = {
+    **{"model_type": "mistral3", "image_token_index": 10, "image_break_token_id": 12, "image_end_token_id": 13},
+    **{"spatial_merge_size": 2, "vision_config": {"model_type": "pixtral", "patch_size": 14}},
+}
+PIXTRAL_PREPROCESSOR = {
+    "size": {"longest_edge": 1540},
+    "patch_size": {"height": 14, "width": 14},
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "image_processor_type": "PixtralImageProcessor",
+}
+"""As in the published Mistral Small 3.1."""
+
+
+@cache
+def pixtral(**changes: Any) -> Any:
+    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+
+    kept = {key: value for key, value in PIXTRAL_PREPROCESSOR.items() if key != "image_processor_type"}
+    return PixtralImageProcessorPil(**{**kept, "patch_size": 28, **changes})  # as its processor has it: merged
+
+
+def pixtral_count(self: Any, width: int, height: int) -> int:
+    from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
+
+    pixels = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (height, width, 3), (0, 0, 0))  # no memory
+    high, wide = get_resize_output_image_size(pixels, 1540, 28, "channels_last")
+    return int(high // 28 * (wide // 28))
+
+
+def pixtral_arrays(self: Any, image: Any) -> dict[str, Any]:
+    found = pixtral(do_rescale=False, do_normalize=False)(image, return_tensors="np")
+    _, high, wide = found["pixel_values"][0].shape
+    values = found["pixel_values"][0].reshape(3, high // 14, 14, wide // 14, 14).transpose(1, 3, 0, 2, 4)
+    grid = np.array([1, high // 14, wide // 14], np.int32)
+    return {"patches": values.reshape(-1, 3 * 14 * 14).astype(np.uint8), "grid": grid}
+
+
+PIXTRAL: dict[str, Any] = {
+    "config": PIXTRAL_CONFIG,
+    "preprocessor": PIXTRAL_PREPROCESSOR,
+    "changes": [{"size": {"longest_edge": 100}}, {"size": {"height": 56, "width": 400}}],
+    "reference_count": pixtral_count,
+    "reference_arrays": pixtral_arrays,
+}
 QWEN3_VL: dict[str, Any] = {
     "config": QWEN3_CONFIG,
     "preprocessor": QWEN3_PREPROCESSOR,

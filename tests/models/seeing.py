@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from families import DELTA, MOE, QUARTER, SECTIONS, SIZES, perturb
-from image_references import qwen2_vl, qwen3_vl
+from image_references import pixtral, qwen2_vl, qwen3_vl
 from PIL import Image
 
 from dovetail.contracts.processor import ImageProcessor
@@ -28,6 +28,10 @@ QWEN3 = {
     **{"depth": 4, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64},
     **{"deepstack_visual_indexes": [2, 0], "num_position_embeddings": 25, "patch_size": 16},
 }
+PIXTRAL = {
+    **{"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2},
+    "patch_size": 10,  # transformers' Mistral 3 fails where an image is one block
+}
 VISION: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"depth": 3, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "num_heads": 2, "patch_size": 14},
     "qwen2_5_vl": {
@@ -37,6 +41,8 @@ VISION: dict[str, dict[str, Any]] = {
     "qwen3_vl": QWEN3,
     "qwen3_vl_moe": QWEN3,
     "qwen3_5": {key: value for key, value in QWEN3.items() if key != "deepstack_visual_indexes"},
+    "llava": {**PIXTRAL, "model_type": "pixtral", "hidden_act": "silu"},
+    "mistral3": PIXTRAL,
 }
 """The vision part by `model_type`."""
 TEXT: dict[str, dict[str, Any]] = {
@@ -44,12 +50,24 @@ TEXT: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": SECTIONS,
     "qwen3_vl": {**TURNS, "num_hidden_layers": 3},
     "qwen3_vl_moe": {**TURNS, **MOE, "norm_topk_prob": True, "num_hidden_layers": 3},
+    "llava": {"model_type": "mistral"},
+    "mistral3": {"model_type": "mistral"},
     "qwen3_5": {
         **DELTA,
         "head_dim": 48,
         "rope_parameters": {**QUARTER["rope_parameters"], "mrope_section": [2, 2, 2]},
     },
 }
+OTHERS: dict[str, dict[str, Any]] = {
+    "llava": {"vision_feature_layer": -1, "vision_feature_select_strategy": "full", "image_token_index": IMAGE},
+    "mistral3": {"image_token_index": IMAGE},
+}
+"""Keys of the outer configuration by `model_type`; Qwen's models have `TOKENS`."""
+ADDED = {"[IMG_BREAK]": 124, "[IMG_END]": 125}
+"""Tokens of a tokenizer."""
+EDGE = 140
+SIZES_OF = {"llava": {"longest_edge": EDGE}, "mistral3": {"longest_edge": EDGE}}
+"""The largest image by `model_type`; that of Qwen's models is `PIXELS`."""
 ODD = ((28, 28), (57, 91), (200, 31), (143, 143))
 
 
@@ -59,11 +77,12 @@ def make_vl(folder: Path, kind: str = "qwen2_5_vl", **changes: Any) -> Any:
 
     torch.manual_seed(0)
     text = {**SIZES, **TEXT[kind], "max_position_embeddings": 1024, **changes}
-    config = CONFIG_MAPPING[kind](text_config=text, vision_config=VISION[kind], **TOKENS)
+    config = CONFIG_MAPPING[kind](text_config=text, vision_config=VISION[kind], **OTHERS.get(kind, TOKENS))
     made = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
     perturb(made)
     made.save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps({**PIXELS, "patch_size": VISION[kind]["patch_size"]}))
+    size = {"size": SIZES_OF[kind]} if kind in SIZES_OF else {**PIXELS, "patch_size": VISION[kind]["patch_size"]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(size))
     return made.requires_grad_(False)
 
 
@@ -78,7 +97,7 @@ def processor_of(folder: Path) -> ImageProcessor:
     """What `auto` chooses."""
     model = ModelFolder(folder, weights=False)
     plan = make_plan(Registry.scan(), model=model.architecture, attention_backend="torch_native", processor="auto")
-    found = make_image_processor(load(plan, "api"), model)
+    found = make_image_processor(load(plan, "api"), model, ADDED)
     assert found is not None
     return found
 
@@ -109,6 +128,10 @@ class Prompts:
 
 def processed(model: Any, images: Sequence[Image.Image]) -> Any:
     """What transformers' processor makes of images."""
+    config = model.config
+    if config.model_type in SIZES_OF:
+        unit = config.vision_config.patch_size * getattr(config, "spatial_merge_size", 1)
+        return made_of(pixtral, size=SIZES_OF[config.model_type], patch_size=unit)(list(images), return_tensors="pt")
     made = qwen2_vl if model.config.vision_config.patch_size == 14 else qwen3_vl
     size = {"shortest_edge": PIXELS["min_pixels"], "longest_edge": PIXELS["max_pixels"]}
     given = {"min_pixels": None, "max_pixels": None, "size": size} if made is qwen2_vl else {"size": size}
@@ -123,7 +146,8 @@ def made_of(made: Any, **given: Any) -> Any:
 def reference(model: Any, parts: Sequence[Sequence[int] | Image.Image], submit: Submit, num: int = 8) -> list[int]:
     """Transformers' greedy tokens."""
     ids = torch.tensor([submit.prompt_ids])
-    given: dict[str, Any] = {"mm_token_type_ids": (ids == IMAGE).int()}
+    is_qwen = model.config.model_type not in OTHERS
+    given: dict[str, Any] = {"mm_token_type_ids": (ids == IMAGE).int()} if is_qwen else {}
     images = [part for part in parts if isinstance(part, Image.Image)]
     if images:
         given |= dict(processed(model, images))

@@ -72,6 +72,6 @@ class SeeingHarness(Harness):
         assert setup is not None
         plan = PluginPlan(plugins=(*setup.plan.plugins, as_planned(record)))
         model = ModelFolder(Path(self.settings.model_path))
-        self.tools.images = make_image_processor(load(plan, "api"), model)
+        self.tools.images = make_image_processor(load(plan, "api"), model, self.tools.tokenizer.added_tokens)
         self.tools._setup = type(setup)(folder=setup.folder, model=setup.model, plan=plan)
         super().make_ready()

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from dovetail.contracts.options import Configurable
 
@@ -58,10 +59,13 @@ class ImageProcessor(Configurable, ABC):
     Attributes:
         placeholder_id: Token id that the chat template writes, once for each image.
         embed_id: Token id whose embedding is replaced by tower output.
+        token_texts: Texts of added tokens by key of `config`. A key that `config.json` lacks gets the token's id in the
+            model's tokenizer; where that has no such token, the key stays away.
     """
 
     placeholder_id: int
     embed_id: int
+    token_texts: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @classmethod
     @abstractmethod
@@ -69,7 +73,7 @@ class ImageProcessor(Configurable, ABC):
         """Make the processor of a model.
 
         Args:
-            config: The parsed `config.json`.
+            config: The parsed `config.json`, with ids of `token_texts`.
             preprocessor: The parsed `preprocessor_config.json`, or `image_processor` of `processor_config.json`; empty
                 where the model's folder has neither.
 

@@ -109,6 +109,7 @@ def make_plan(
     hooks: Sequence[str] = (),
     device: str = AUTO,
     quant_method: str = "",
+    vision: str = "",
     model_impl: str = AUTO,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     select: Select | None = None,
@@ -125,6 +126,7 @@ def make_plan(
         device: Name of the device, or `auto` where it is not known yet: then no plugin is refused for it, and with a
             model all that take part in `auto` are planned.
         quant_method: What `quantization_config` of the model's `config.json` names, "" if it has none.
+        vision: The `model_type` of its `vision_config`, "" if it has none or that is not known.
         model_impl: Which plugin serves the model: `dovetail` the one named as its architecture, a name that one; `auto`
             the first, and where there is none the best that says in its manifest that it serves it.
         options: Settings by plugin name, plain values.
@@ -153,7 +155,7 @@ def make_plan(
     asked_device, device = device, split_qualified(device)[1]
     if registry.of_kind("device") and (model or device != AUTO):
         single["device"] = asked_device
-    facts = {"device": device, "architecture": model or "", "quantization": quant_method}
+    facts = {"device": device, "architecture": model or "", "quantization": quant_method, "vision": vision}
     method = (quant_method or PLAIN) if model else ""
     planned: list[PlannedPlugin] = []
     for kind, row in KINDS.items():
@@ -216,8 +218,8 @@ def candidates(registry: Registry, kind: str, facts: Mapping[str, str]) -> list[
     Args:
         registry: What is installed.
         kind: A key of `KINDS`.
-        facts: What is known: `device`, `architecture`, `quantization`. An unknown one is `auto` or "" and fits every
-            pattern.
+        facts: What is known: `device`, `architecture`, `quantization`, `vision`. An unknown one is `auto` or "", and
+            fits every pattern.
     """
     fitting = [r for r in registry.of_kind(kind) if r.usable and _fits(r, facts)]
     return sorted(fitting, key=_specificity)

@@ -43,7 +43,8 @@ class PluginFacts(NamedTuple):
         devices: Device types that it runs on; empty for any.
         packages: Distributions that it needs beyond its own requirements.
         roles: Processes that import it; empty for the kind's own.
-        matches: For `auto`: patterns by fact (`device`, `architecture`, `quantization`); None: `auto` never takes it.
+        matches: For `auto`: patterns by fact (`device`, `architecture`, `quantization`, `vision`); None: `auto` never
+            takes it.
         clues: For `auto`, of a parser: how it knows the chat templates of its models.
         opens: Likewise: what opens its thinking, or its calls, in any model's replies; "" for nothing of its own.
         reads: Every `quant_method` that a quantisation reads, `none` for plain checkpoints; empty: its class is asked.

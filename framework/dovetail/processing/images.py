@@ -41,15 +41,24 @@ class ExpandedPrompt(NamedTuple):
     media: tuple[MediaSpan, ...]
 
 
-def make_image_processor(plugins: LoadedPlugins, model: ModelFolder) -> ImageProcessor | None:
+def make_image_processor(
+    plugins: LoadedPlugins, model: ModelFolder, added_tokens: Mapping[str, int]
+) -> ImageProcessor | None:
     """Return the first processor of the plan that serves the model; None where the plan has none.
+
+    Args:
+        plugins: The plan's.
+        model: What the model's folder says.
+        added_tokens: The tokenizer's, by text.
 
     Raises:
         ModelError: The model's configuration has a value that the processor cannot serve.
     """
     for _, found in plugins.candidates(KIND):
         cls: type[ImageProcessor] = found
-        return cls.from_config(model.config, preprocessor_config(model.path))
+        missing = {key: text for key, text in cls.token_texts.items() if model.config.get(key) is None}
+        ids = {key: added_tokens[text] for key, text in missing.items() if text in added_tokens}
+        return cls.from_config({**model.config, **ids}, preprocessor_config(model.path))
     return None
 
 

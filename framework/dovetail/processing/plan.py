@@ -28,7 +28,7 @@ from dovetail.plugins.time_limit import time_limit
 from dovetail.processing.classes import Classes, register_classes
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.device.devices import check_device
-from dovetail.runtime.hf_config import quant_method
+from dovetail.runtime.hf_config import quant_method, vision_type
 
 logger = logging.getLogger("dovetail.plugins")
 NAMED = {kind.name: kind.setting for kind in KINDS.values() if kind.setting}
@@ -92,6 +92,7 @@ def plan_plugins(
             hooks=[planned.qualified for planned in manager.planned],
             device=device or check_device(registry, settings.device),
             quant_method=quant_method(model.config),
+            vision=vision_type(model.config),
             model_impl=settings.model_impl,
             select=manager.select,
             timeout_s=settings.plugin_timeout,

@@ -126,7 +126,7 @@ class Processor:
         self.images: ImageProcessor | None = None
         """What turns images into prompts' tokens; None: the server reads text only."""
         if plugins is not None and model is not None:
-            self.images = make_image_processor(plugins, model)
+            self.images = make_image_processor(plugins, model, tokenizer.added_tokens)
         self._plugins = plugins
         self._setup = setup
         self._model = model

@@ -148,6 +148,12 @@ def quantization_config(hf: Mapping[str, Any]) -> Mapping[str, Any]:
     return {} if str(found.get("quant_method", "unnamed")).lower() in ("none", "") else found
 
 
+def vision_type(hf: Mapping[str, Any]) -> str:
+    """Return the fact that `auto` goes by where models of one class have several towers: `pixtral`; "" if unknown."""
+    vision = hf.get("vision_config")
+    return str(vision.get("model_type") or "") if isinstance(vision, Mapping) else ""
+
+
 def quant_method(hf: Mapping[str, Any]) -> str:
     """Return the fact that `auto` goes by: `compressed-tensors`, `awq`; "" for a plain checkpoint."""
     config = quantization_config(hf)

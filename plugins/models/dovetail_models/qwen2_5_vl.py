@@ -5,7 +5,7 @@ Weights: as `Qwen2_5_VLForConditionalGeneration` of transformers 4 and 5 writes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -25,7 +25,7 @@ from dovetail.sdk.layers.tower import (
     merged_places,
 )
 from dovetail.sdk.layers.transformer import GatedMLP
-from dovetail_models.qwen2_vl_images import CLIP_MEAN, CLIP_STD
+from dovetail_models.image_values import CLIP_MEAN, CLIP_STD
 from dovetail_models.seeing import SeeingModel, checked_grid, numbers
 
 BLOCK = r"(?:model\.)?visual\.blocks\.(\d+)\."
@@ -68,8 +68,6 @@ class Qwen2_5Merger(nn.Module):
 class Qwen2_5Tower(nn.Module):
     """The vision tower."""
 
-    norm: ClassVar[Callable[[int, float, BuildContext], nn.Module]] = RMSNorm
-
     def __init__(self, config: ModelConfig, ctx: BuildContext) -> None:
         super().__init__()
         facts: Mapping[str, Any] = config.extra["tower"]
@@ -83,16 +81,22 @@ class Qwen2_5Tower(nn.Module):
         self._merge, self._dim, self._whole = facts["spatial_merge_size"], width // heads, facts["full_layers"]
         self._window = facts.get("window_size", 0) // patch // self._merge * self._merge  # 0: no layer has windows
         self._theta = facts["theta"]
-        norm = type(self).norm(width, EPS, ctx)
-        self.merger = Qwen2_5Merger(norm, width, self._merge**2, config.hidden_size, ctx.at("merger"))
+        self.merger = Qwen2_5Merger(
+            self.make_norm(width, ctx), width, self._merge**2, config.hidden_size, ctx.at("merger")
+        )
 
     @classmethod
     def layer(cls, config: ModelConfig, facts: Mapping[str, Any], ctx: BuildContext) -> TowerLayer:
         """Make a layer."""
         width = config.hidden_size
-        norms = cls.norm(width, EPS, ctx), cls.norm(width, EPS, ctx)
+        norms = cls.make_norm(width, ctx), cls.make_norm(width, ctx)
         attention = TowerAttention(width, facts["num_heads"], ctx.at("attention"))
         return TowerLayer(norms, attention, cls.mlp(config, ctx.at("mlp"), facts["intermediate_size"]))
+
+    @staticmethod
+    def make_norm(width: int, ctx: BuildContext) -> nn.Module:
+        """Make any of its norms."""
+        return RMSNorm(width, EPS, ctx)
 
     @staticmethod
     def mlp(config: ModelConfig, ctx: BuildContext, inner: int) -> nn.Module:

@@ -16,7 +16,7 @@ from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import WeightRule
 from dovetail.sdk.layers.norm import LayerNorm
 from dovetail.sdk.layers.transformer import MLP
-from dovetail_models.qwen2_5_vl import BLOCK, TOWER_RULES, Qwen2_5Tower
+from dovetail_models.qwen2_5_vl import BLOCK, EPS, TOWER_RULES, Qwen2_5Tower
 from dovetail_models.seeing import SeeingModel, number, numbers
 
 NUMBERS = {
@@ -29,7 +29,10 @@ NUMBERS = {
 class Qwen2Tower(Qwen2_5Tower):
     """The vision tower."""
 
-    norm = LayerNorm
+    @staticmethod
+    def make_norm(width: int, ctx: BuildContext) -> nn.Module:
+        """See `Qwen2_5Tower`."""
+        return LayerNorm(width, EPS, ctx)
 
     @staticmethod
     def mlp(config: ModelConfig, ctx: BuildContext, inner: int) -> nn.Module:

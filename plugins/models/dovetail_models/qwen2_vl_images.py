@@ -1,4 +1,4 @@
-"""Images for Qwen2-VL, Qwen2.5-VL and Qwen3-VL: resized to multiples of 28 or 32 pixels, cut into patches, merged by 2 x 2.
+"""Images for Qwen2-VL, 2.5-VL and 3-VL: resized to multiples of 28 or 32 pixels, cut into patches, merged by 2 x 2.
 
 Equal to transformers' `Qwen2VLImageProcessorPil` (5.23): its resizing rule is repeated here in the same floating-point
 operations, and Pillow resizes. Arrays are the resized pixels: equal to the bit; what the tower makes of them differs
@@ -15,19 +15,22 @@ import numpy as np
 
 from dovetail.contracts import ImageLayout, ImageProcessor, ModelError, RequestError
 from dovetail.contracts.processor import MAX_IMAGE_PIXELS, Arrays
+from dovetail_models.image_values import (
+    BICUBIC,
+    CLIP_MEAN,
+    CLIP_STD,
+    HALVES,
+    MAX_SIDE,
+    check_fixed,
+    object_of,
+    whole,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_RATIO = 200
 """Of the longer side to the shorter."""
-BICUBIC = 3
-"""Pillow's number of the filter."""
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-HALVES = (0.5, 0.5, 0.5)
-MAX_SIDE = 256
-"""Of a patch, in pixels; published models have 14 and 16."""
 
 
 class Qwen2VLImages(ImageProcessor):
@@ -45,22 +48,22 @@ class Qwen2VLImages(ImageProcessor):
     @classmethod
     def from_config(cls, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Self:
         """See `ImageProcessor`."""
-        vision = _object(config.get("vision_config"), "config.json: vision_config")
-        size = _object(preprocessor.get("size"), "preprocessor_config.json: size")
-        patch = _number(preprocessor, "patch_size", 14, MAX_SIDE)
-        merge = _number(preprocessor, "merge_size", 2, 16)
+        vision = object_of(config.get("vision_config"), "config.json: vision_config")
+        size = object_of(preprocessor.get("size"), "preprocessor_config.json: size")
+        patch = whole(preprocessor, "patch_size", 14, MAX_SIDE)
+        merge = whole(preprocessor, "merge_size", 2, 16)
         for key, value, default in (("patch_size", patch, 14), ("spatial_merge_size", merge, 2)):
-            if (has := _number(vision, key, default, MAX_SIDE)) != value:
+            if (has := whole(vision, key, default, MAX_SIDE)) != value:
                 raise ModelError(f"preprocessor_config.json has {key} {value}, the vision tower in config.json {has}")
-        _check_fixed(cls.mean, cls.std, preprocessor)
-        lowest = _number(preprocessor, "min_pixels", _number(size, "shortest_edge", 56 * 56, MAX_IMAGE_PIXELS))
-        highest = _number(preprocessor, "max_pixels", _number(size, "longest_edge", 28 * 28 * 1280, MAX_IMAGE_PIXELS))
+        check_fixed(cls.mean, cls.std, preprocessor)
+        lowest = whole(preprocessor, "min_pixels", whole(size, "shortest_edge", 56 * 56, MAX_IMAGE_PIXELS))
+        highest = whole(preprocessor, "max_pixels", whole(size, "longest_edge", 28 * 28 * 1280, MAX_IMAGE_PIXELS))
         if not lowest <= highest or highest < (patch * merge) ** 2:
             raise ModelError(
                 f"preprocessor_config.json: min_pixels {lowest} and max_pixels {highest}: give at least "
                 f"{(patch * merge) ** 2} as max_pixels, and no more as min_pixels"
             )
-        return cls(_number(config, "image_token_id", 151655, 1 << 31), patch, merge, lowest, highest)
+        return cls(whole(config, "image_token_id", 151655, 1 << 31), patch, merge, lowest, highest)
 
     def layout(self, width: int, height: int) -> ImageLayout:
         """See `ImageProcessor`."""
@@ -116,35 +119,3 @@ class Qwen3VLImages(Qwen2VLImages):
 
     mean = HALVES
     std = HALVES
-
-
-def _check_fixed(mean: tuple[float, ...], std: tuple[float, ...], preprocessor: Mapping[str, Any]) -> None:
-    """Refuse values that another image processor has: the tower normalizes, and Pillow resizes, in one way."""
-    fixed: dict[str, Any] = {
-        **dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"), True),
-        **{"resample": BICUBIC, "rescale_factor": 1 / 255, "image_mean": list(mean), "image_std": list(std)},
-    }
-    for key, value in fixed.items():
-        if (given := preprocessor.get(key)) is not None and not _close(given, value):
-            raise ModelError(f"preprocessor_config.json: {key} {given!r} is not supported; possible: {value!r}")
-
-
-def _close(given: Any, value: Any) -> bool:
-    if isinstance(value, list):
-        return isinstance(given, list | tuple) and len(given) == len(value) and all(map(_close, given, value))
-    return isinstance(given, int | float) and math.isclose(given, value, rel_tol=1e-6)
-
-
-def _object(value: Any, where: str) -> Mapping[str, Any]:
-    if value is not None and not isinstance(value, Mapping):
-        raise ModelError(f"{where}: expected an object, got {value!r}")
-    return value or {}
-
-
-def _number(given: Mapping[str, Any], key: str, default: int, most: int = MAX_IMAGE_PIXELS) -> int:
-    value = given.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
-        raise ModelError(f"{key} {value!r} of an image model: possible: whole numbers from 1 to {most}")
-    return value

@@ -29,7 +29,7 @@ from dovetail.sdk.layers.tower import (
     merged_places,
 )
 from dovetail.sdk.layers.transformer import MLP
-from dovetail_models.qwen2_vl_images import HALVES
+from dovetail_models.image_values import HALVES
 from dovetail_models.seeing import SeeingModel, checked_grid, numbers
 
 VISUAL = r"(?:model\.)?visual\."

@@ -14,8 +14,11 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext, Stream
 from dovetail.contracts.model import CausalLM, WeightRule
 from dovetail.sdk.layers.tower import tower_context
+from dovetail.sdk.layers.transformer import ACTIVATIONS
 from dovetail_models.llama import DenseDecoder
 from dovetail_models.text_part import NOT_TEXT, TextPart, family_of
+
+USUAL = {"depth": "num_hidden_layers", "num_heads": "num_attention_heads"}
 
 
 class SeeingDecoder(DenseDecoder):
@@ -56,13 +59,13 @@ class SeeingModel(TextPart):
     Attributes:
         tower: Made of the configuration, whose `extra["tower"]` has what `tower_facts` returned, and a context.
         tower_rules: Where the tower's weights go.
-        sections: Of the rotary embedding, where the configuration says nothing.
+        sections: Of the rotary embedding, where the configuration says nothing; empty: it has none.
         mixes_sections: See `RopeConfig`.
     """
 
     tower: ClassVar[type[nn.Module]]
     tower_rules: ClassVar[Sequence[WeightRule]]
-    sections: ClassVar[tuple[int, ...]]
+    sections: ClassVar[tuple[int, ...]] = ()
     mixes_sections: ClassVar[bool] = False
 
     @classmethod
@@ -75,19 +78,31 @@ class SeeingModel(TextPart):
         raise NotImplementedError
 
     @classmethod
+    def seen_facts(cls, hf: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Translate what a configuration says of the tower; None: it has another one, and its text part is served.
+
+        Raises:
+            ModelError: A value that the tower cannot serve.
+        """
+        return cls.tower_facts(hf.get("vision_config") or {})
+
+    @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
         config, (_, text) = super().config_from_hf(hf), family_of(hf)
         vision = hf.get("vision_config") or {}
-        facts = cls.tower_facts(vision)
-        for key in ("in_channels", "in_chans"):
+        facts = cls.seen_facts(hf)
+        if facts is None:
+            return config
+        for key in ("in_channels", "in_chans", "num_channels"):
             if vision.get(key, 3) != 3:
                 raise ModelError(f"config.json: vision_config: {key} {vision[key]!r}: possible: 3")
-        given = text.get("rope_scaling") or text.get("rope_parameters") or {}
-        rope = replace(
-            config.rope, sections=tuple(given.get("mrope_section") or cls.sections), mixes_sections=cls.mixes_sections
-        )
+        rope = config.rope
+        if cls.sections:
+            given = text.get("rope_scaling") or text.get("rope_parameters") or {}
+            sections = tuple(given.get("mrope_section") or cls.sections)
+            rope = replace(rope, sections=sections, mixes_sections=cls.mixes_sections)
         seen = VisionPart(
-            embed_id=number(hf, "image_token_id", 151655),
+            embed_id=facts["embed_id"] if "embed_id" in facts else number(hf, "image_token_id", 151655),
             patches_per_token=facts["spatial_merge_size"] ** 2,
             width=facts["hidden_size"],
             tensors=NOT_TEXT,
@@ -109,13 +124,42 @@ class SeeingModel(TextPart):
         return rules if config.vision is None else (*cls.tower_rules, *rules)
 
 
+class Projector(nn.Module):
+    """Makes embeddings of the decoder out of hidden states of the tower."""
+
+    def __init__(self, width: int, hidden: int, act: str, ctx: BuildContext, *, bias: bool = True) -> None:
+        super().__init__()
+        if act not in ACTIVATIONS:
+            raise ModelError(f"config.json: projector_hidden_act {act!r}: possible: {', '.join(ACTIVATIONS)}")
+        self._act = ACTIVATIONS[act]
+        self.up = ctx.linear("up", width, hidden, bias=bias)
+        self.down = ctx.linear("down", hidden, hidden, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `[N, width]` to `[N, hidden]`."""
+        return self.down(self._act(self.up(x)))
+
+
+def check_value(given: Mapping[str, Any], key: str, default: Any, value: Any) -> None:
+    """Refuse another value of a key than the one that is served.
+
+    Raises:
+        ModelError: It has another one, or it has none and `default` is another one.
+    """
+    if (found := given.get(key, default)) != value:
+        raise ModelError(f"config.json: {key} {found!r} of a model that sees is not supported; possible: {value!r}")
+
+
 def numbers(vision: Mapping[str, Any], defaults: Mapping[str, int]) -> dict[str, Any]:
     """Return whole numbers of `vision_config`, with defaults, and what all towers of this kind have beside them.
+
+    Layers and heads go by their usual names (`num_hidden_layers`, `num_attention_heads`) or those of Qwen's models.
 
     Raises:
         ModelError: One is none, or heads cannot be rotated by row and column.
     """
-    found: dict[str, Any] = {key: number(vision, key, value) for key, value in defaults.items()}
+    named = {key: USUAL[key] if USUAL.get(key) in vision else key for key in defaults}
+    found: dict[str, Any] = {key: number(vision, named[key], value) for key, value in defaults.items()}
     if found["hidden_size"] % (4 * found["num_heads"]):
         raise ModelError(
             f"config.json: vision_config: hidden_size {found['hidden_size']} of {found['num_heads']} heads: a head "
@@ -124,7 +168,7 @@ def numbers(vision: Mapping[str, Any], defaults: Mapping[str, int]) -> dict[str,
     rope = vision.get("rope_parameters") or {}
     if (kind := rope.get("rope_type") or "axial") != "axial":
         raise ModelError(f"config.json: vision_config: rope_type {kind!r} is not supported; possible: 'axial'")
-    return {**found, "theta": float(rope.get("rope_theta") or 10000.0)}
+    return {**found, "theta": float(rope.get("rope_theta") or vision.get("rope_theta") or 10000.0)}
 
 
 def number(given: Mapping[str, Any], key: str, default: int) -> int:

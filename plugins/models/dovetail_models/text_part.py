@@ -71,8 +71,6 @@ class TextPart(ModelPlugin):
         "Gemma4ForConditionalGeneration",
         "Lfm2VlForConditionalGeneration",
         "Llama4ForConditionalGeneration",
-        "LlavaForConditionalGeneration",
-        "Mistral3ForConditionalGeneration",
     )
 
     @classmethod

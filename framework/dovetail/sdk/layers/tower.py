@@ -30,7 +30,7 @@ class PatchEmbedding(Layer):
     """Hidden states of patches: a convolution whose stride is its size, as a product.
 
     Args:
-        shape: Channels, frames, rows and columns of a patch.
+        shape: Channels, frames, rows and columns of a patch; without frames, the checkpoint's convolution has none.
         width: H.
         ctx: Device and dtype.
         mean: Of the pixels of each channel, from 0 to 1.
@@ -40,7 +40,7 @@ class PatchEmbedding(Layer):
 
     def __init__(
         self,
-        shape: tuple[int, int, int, int],
+        shape: tuple[int, int, int] | tuple[int, int, int, int],
         width: int,
         ctx: BuildContext,
         *,
@@ -69,10 +69,10 @@ class PatchEmbedding(Layer):
 
     def forward(self, patches: Tensor) -> Tensor:
         """Map pixels `[N, channels * rows * columns]` uint8, which stand for every frame, to `[N, H]`."""
-        channels, frames, rows, columns = self._shape
+        channels, *frames, rows, columns = self._shape
         pixels = patches.view(-1, channels, 1, rows * columns).float() / 255
         values = ((pixels - self._mean) / self._std).to(self.weight.dtype)
-        return F.linear(values.expand(-1, -1, frames, -1).reshape(len(patches), -1), self.weight, self.bias)
+        return F.linear(values.expand(-1, -1, *(frames or (1,)), -1).reshape(len(patches), -1), self.weight, self.bias)
 
 
 class GridEmbedding(Layer):
@@ -193,13 +193,17 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x.float() * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
 
 
-def axial_rope(rows: Tensor, columns: Tensor, dim: int, theta: float) -> tuple[Tensor, Tensor]:
+def axial_rope(
+    rows: Tensor, columns: Tensor, dim: int, theta: float, *, between: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return cosine and sine `[N, 1, D]` by which patches at `rows`, `columns` `[N]` are rotated.
 
-    A quarter of a head turns by the row, the next one by the column, and the second half as the first.
+    A quarter of a head turns by the row, the next one by the column, and the second half as the first. Both have the
+    same frequencies; or `between`, where the column's lie between the row's.
     """
     freqs = 1.0 / (theta ** (torch.arange(0, dim // 2, 2, device=rows.device).float() / (dim // 2)))
-    angles = torch.cat((rows[:, None] * freqs, columns[:, None] * freqs), -1).repeat(1, 2)[:, None]
+    of_columns = freqs * theta ** (-2 / dim) if between else freqs
+    angles = torch.cat((rows[:, None] * freqs, columns[:, None] * of_columns), -1).repeat(1, 2)[:, None]
     return angles.cos(), angles.sin()
 
 

@@ -1,0 +1,91 @@
+"""What image processors share: values of their configuration, checked. Does not import torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dovetail.contracts import ModelError
+from dovetail.contracts.processor import MAX_IMAGE_PIXELS
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+BICUBIC = 3
+"""Pillow's number of the filter."""
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+HALVES = (0.5, 0.5, 0.5)
+MAX_SIDE = 256
+"""Of a patch, in pixels; published models have 14 and 16."""
+
+
+def check_fixed(mean: tuple[float, ...], std: tuple[float, ...], preprocessor: Mapping[str, Any]) -> None:
+    """Refuse values that another image processor has: the tower normalizes, and Pillow resizes, in one way.
+
+    Raises:
+        ModelError: A value is another one; the message names its key.
+    """
+    fixed: dict[str, Any] = {
+        **dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"), True),
+        **{"resample": BICUBIC, "rescale_factor": 1 / 255, "image_mean": list(mean), "image_std": list(std)},
+    }
+    for key, value in fixed.items():
+        if (given := preprocessor.get(key)) is not None and not _is_close(given, value):
+            raise ModelError(f"preprocessor_config.json: {key} {given!r} is not supported; possible: {value!r}")
+
+
+def _is_close(given: Any, value: Any) -> bool:
+    if isinstance(value, list):
+        return isinstance(given, list | tuple) and len(given) == len(value) and all(map(_is_close, given, value))
+    return isinstance(given, int | float) and math.isclose(given, value, rel_tol=1e-6)
+
+
+def object_of(value: Any, where: str) -> Mapping[str, Any]:
+    """Return an object of a configuration; an empty one where there is none.
+
+    Raises:
+        ModelError: It is something else.
+    """
+    if value is not None and not isinstance(value, Mapping):
+        raise ModelError(f"{where}: expected an object, got {value!r}")
+    return value or {}
+
+
+def whole(given: Mapping[str, Any], key: str, default: int, most: int = MAX_IMAGE_PIXELS) -> int:
+    """Return a whole number of a configuration from 1 to `most`; `default` where there is none.
+
+    Raises:
+        ModelError: It is none of these.
+    """
+    value = given.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+        raise ModelError(f"{key} {value!r} of an image model: possible: whole numbers from 1 to {most}")
+    return value
+
+
+def token(config: Mapping[str, Any], key: str, text: str) -> int:
+    """Return a token id of `config.json`, which may also stand in the tokenizer.
+
+    Raises:
+        ModelError: Neither has it.
+    """
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31:
+        raise ModelError(f"config.json: {key} {value!r} of an image model: give a token id, or {text} in the tokenizer")
+    return value
+
+
+def row_major(pixels: npt.NDArray[np.uint8], patch: int) -> npt.NDArray[np.uint8]:
+    """Cut images `[..., rows * patch, columns * patch, 3]` into patches `[N, 3 * patch * patch]`, row by row.
+
+    A patch has its red values row by row, then the green and the blue ones.
+    """
+    high, wide = pixels.shape[-3] // patch, pixels.shape[-2] // patch
+    blocks = pixels.reshape(-1, high, patch, wide, patch, 3).transpose(0, 1, 3, 5, 2, 4)
+    return np.ascontiguousarray(blocks).reshape(-1, 3 * patch * patch)
