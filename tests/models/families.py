@@ -192,6 +192,11 @@ SEEING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | {"pad_token_id": 0},
         {"vision_config": {**VISION, **LAYERS, "head_dim": 16, "num_key_value_heads": 2}, "audio_config": None},
     ),
+    "internvl": (
+        {"model_type": "qwen2"},
+        {"vision_config": {**VISION, **LAYERS, "norm_type": "rms_norm", "use_qk_norm": True}, "image_token_id": 6}
+        | {"tie_word_embeddings": False},
+    ),
     "mistral3": ({"model_type": "mistral"}, {"vision_config": {**VISION, **LAYERS, "head_dim": 16}}),
     "llama4": (
         DECODERS["llama4_text"],

@@ -111,6 +111,50 @@ def pixtral_arrays(self: Any, image: Any) -> dict[str, Any]:
     return {"patches": values.reshape(-1, 3 * 14 * 14).astype(np.uint8), "grid": grid}
 
 
+INTERNVL_CONFIG = {
+    **{"image_token_id": 151667, "start_image_token_id": 151665, "end_image_token_id": 151666},
+    **{"downsample_ratio": 0.5, "vision_config": {"image_size": [448, 448], "patch_size": [14, 14]}},
+}
+INTERNVL_PREPROCESSOR = {
+    "crop_to_patches": False,
+    "image_mean": [0.485, 0.456, 0.406],
+    "image_processor_type": "GotOcr2ImageProcessorFast",
+    "image_std": [0.229, 0.224, 0.225],
+    "max_patches": 12,
+    "min_patches": 1,
+    "resample": 3,
+    "size": {"height": 448, "width": 448},
+}
+"""As in the published InternVL 3; its processor cuts images into tiles all the same."""
+
+
+@cache
+def internvl(side: int = 448, most: int = 12, **changes: Any) -> Any:
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+    kept = {key: value for key, value in INTERNVL_PREPROCESSOR.items() if key != "image_processor_type"}
+    given = {"size": {"height": side, "width": side}, "max_patches": most, "crop_to_patches": True}
+    return GotOcr2ImageProcessorPil(**{**kept, **given, **changes})
+
+
+def internvl_count(self: Any, width: int, height: int) -> int:
+    return 256 * int(internvl().get_number_of_image_patches(height, width))
+
+
+def internvl_arrays(self: Any, image: Any) -> dict[str, Any]:
+    tiles = np.stack(internvl(do_rescale=False, do_normalize=False)(image, return_tensors="np")["pixel_values"])
+    values = tiles.reshape(-1, 3, 32, 14, 32, 14).transpose(0, 2, 4, 1, 3, 5)
+    grid = np.array([len(tiles), 32, 32], np.int32)
+    return {"patches": values.reshape(-1, 3 * 14 * 14).astype(np.uint8), "grid": grid}
+
+
+INTERNVL: dict[str, Any] = {
+    "config": INTERNVL_CONFIG,
+    "preprocessor": INTERNVL_PREPROCESSOR,
+    "changes": [{"max_patches": 3}, {"min_patches": 5}],
+    "reference_count": internvl_count,
+    "reference_arrays": internvl_arrays,
+}
 PIXTRAL: dict[str, Any] = {
     "config": PIXTRAL_CONFIG,
     "preprocessor": PIXTRAL_PREPROCESSOR,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from families import DELTA, MOE, QUARTER, SECTIONS, SIZES, perturb
-from image_references import pixtral, qwen2_vl, qwen3_vl
+from image_references import INTERNVL_PREPROCESSOR, internvl, pixtral, qwen2_vl, qwen3_vl
 from PIL import Image
 
 from dovetail.contracts.processor import ImageProcessor
@@ -43,6 +43,10 @@ VISION: dict[str, dict[str, Any]] = {
     "qwen3_5": {key: value for key, value in QWEN3.items() if key != "deepstack_visual_indexes"},
     "llava": {**PIXTRAL, "model_type": "pixtral", "hidden_act": "silu"},
     "mistral3": PIXTRAL,
+    "internvl": {
+        **{"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2},
+        **{"image_size": [28, 28], "patch_size": [7, 7], "attention_bias": True},
+    },
 }
 """The vision part by `model_type`."""
 TEXT: dict[str, dict[str, Any]] = {
@@ -52,6 +56,7 @@ TEXT: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe": {**TURNS, **MOE, "norm_topk_prob": True, "num_hidden_layers": 3},
     "llava": {"model_type": "mistral"},
     "mistral3": {"model_type": "mistral"},
+    "internvl": {"model_type": "qwen2"},
     "qwen3_5": {
         **DELTA,
         "head_dim": 48,
@@ -61,28 +66,34 @@ TEXT: dict[str, dict[str, Any]] = {
 OTHERS: dict[str, dict[str, Any]] = {
     "llava": {"vision_feature_layer": -1, "vision_feature_select_strategy": "full", "image_token_index": IMAGE},
     "mistral3": {"image_token_index": IMAGE},
+    "internvl": {"image_token_id": IMAGE},
 }
 """Keys of the outer configuration by `model_type`; Qwen's models have `TOKENS`."""
-ADDED = {"[IMG_BREAK]": 124, "[IMG_END]": 125}
+ADDED = {"[IMG_BREAK]": 124, "[IMG_END]": 125, "<img>": 126, "</img>": 127}
 """Tokens of a tokenizer."""
-EDGE = 140
-SIZES_OF = {"llava": {"longest_edge": EDGE}, "mistral3": {"longest_edge": EDGE}}
-"""The largest image by `model_type`; that of Qwen's models is `PIXELS`."""
+EDGE = {"size": {"longest_edge": 140}}
+TILES = {**INTERNVL_PREPROCESSOR, "size": {"height": 28, "width": 28}, "max_patches": 6}
+PREPROCESSOR: dict[str, dict[str, Any]] = {"llava": EDGE, "mistral3": EDGE, "internvl": TILES}
+"""`preprocessor_config.json` by `model_type`; of Qwen's models, it is `PIXELS` and the patch."""
 ODD = ((28, 28), (57, 91), (200, 31), (143, 143))
 
 
-def make_vl(folder: Path, kind: str = "qwen2_5_vl", **changes: Any) -> Any:
-    """Write a random checkpoint with both configurations; return transformers' model."""
+def make_vl(folder: Path, kind: str = "qwen2_5_vl", vision: Mapping[str, Any] = {}, **changes: Any) -> Any:
+    """Write a random checkpoint with both configurations, changed so; return transformers' model."""
     from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
     torch.manual_seed(0)
     text = {**SIZES, **TEXT[kind], "max_position_embeddings": 1024, **changes}
-    config = CONFIG_MAPPING[kind](text_config=text, vision_config=VISION[kind], **OTHERS.get(kind, TOKENS))
+    others = OTHERS.get(kind, TOKENS)
+    config = CONFIG_MAPPING[kind](text_config=text, vision_config={**VISION[kind], **vision}, **others)
     made = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
     perturb(made)
+    for param in made.parameters():
+        if param.dim() > 1 and not param.any():  # learned positions: zeros would hide where they stand
+            torch.nn.init.normal_(param, std=0.5)
     made.save_pretrained(folder)
-    size = {"size": SIZES_OF[kind]} if kind in SIZES_OF else {**PIXELS, "patch_size": VISION[kind]["patch_size"]}
-    (folder / "preprocessor_config.json").write_text(json.dumps(size))
+    preprocessor = PREPROCESSOR.get(kind) or {**PIXELS, "patch_size": VISION[kind]["patch_size"]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor))
     return made.requires_grad_(False)
 
 
@@ -129,9 +140,12 @@ class Prompts:
 def processed(model: Any, images: Sequence[Image.Image]) -> Any:
     """What transformers' processor makes of images."""
     config = model.config
-    if config.model_type in SIZES_OF:
+    if config.model_type == "internvl":
+        made = internvl(28, 6)(list(images), return_tensors="pt")
+        return {"pixel_values": made["pixel_values"]}
+    if config.model_type in PREPROCESSOR:
         unit = config.vision_config.patch_size * getattr(config, "spatial_merge_size", 1)
-        return made_of(pixtral, size=SIZES_OF[config.model_type], patch_size=unit)(list(images), return_tensors="pt")
+        return made_of(pixtral, **EDGE, patch_size=unit)(list(images), return_tensors="pt")
     made = qwen2_vl if model.config.vision_config.patch_size == 14 else qwen3_vl
     size = {"shortest_edge": PIXELS["min_pixels"], "longest_edge": PIXELS["max_pixels"]}
     given = {"min_pixels": None, "max_pixels": None, "size": size} if made is qwen2_vl else {"size": size}

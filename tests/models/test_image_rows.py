@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from image_references import PIXTRAL_CONFIG, PIXTRAL_PREPROCESSOR
-from seeing import picture
+import torch
+from image_references import INTERNVL_CONFIG, INTERNVL_PREPROCESSOR, PIXTRAL_CONFIG, PIXTRAL_PREPROCESSOR
+from seeing import ODD, Prompts, make_vl, picture, processed
 
 from dovetail.contracts.errors import ModelError, RequestError
+from dovetail_models.internvl_images import InternVLImages
 from dovetail_models.pixtral_images import PixtralImages
+from dovetail_testing.engine import make_core
 
 IMG, BREAK, END = 10, 12, 13
 
@@ -24,7 +28,7 @@ def test_rows_end_with_a_break(model_type: str, unit: int) -> None:
     own = pixtral(model_type=model_type)
     for rows, columns in ((1, 1), (1, 5), (4, 1), (3, 7)):
         row = [IMG] * columns
-        wanted = [*(row + [BREAK]) * (rows - 1), *row, END]
+        wanted = [*[*row, BREAK] * (rows - 1), *row, END]
         for less in (0, unit - 1):
             found = own.layout(columns * unit - less, rows * unit - less)
             assert (list(found.ids), found.grid) == (wanted, (1, rows, columns))
@@ -42,9 +46,9 @@ def test_what_is_left_of_a_line_is_refused() -> None:
     ("config", "preprocessor", "message"),
     [
         (
-            {"vision_config": {"model_type": "clip_vision_model"}},
+            {"vision_config": {"model_type": "clip"}},
             {},
-            "model_type 'clip_vision_model'.*--processor none",
+            "model_type 'clip'.*--processor none",
         ),
         ({}, {"patch_size": 16}, "has patch_size 16, the vision tower in config.json 14"),
         ({}, {"resample": 2}, "resample 2 is not supported; possible: 3"),
@@ -55,3 +59,44 @@ def test_what_pixtral_cannot_serve_is_refused(config: Any, preprocessor: Any, me
     """The key and what is possible."""
     with pytest.raises(ModelError, match=message):
         pixtral(preprocessor, **config)
+
+
+def test_tiles_stand_between_start_and_end() -> None:
+    """One tile, or several and the whole image; all have 256 tokens."""
+    own = InternVLImages.from_config(INTERNVL_CONFIG, INTERNVL_PREPROCESSOR)
+    for size, tiles in (((448, 448), 1), ((30, 40), 13), ((896, 448), 3), ((1000, 90), 12)):
+        found = own.layout(*size)
+        assert found.ids == (151665, *[151667] * 256 * tiles, 151666)
+        assert (found.grid, found.num_patches) == ((tiles, 16, 16), 1024 * tiles)
+
+
+@pytest.mark.parametrize(
+    ("config", "preprocessor", "message"),
+    [
+        ({}, {"image_mean": None}, "image_mean"),
+        ({}, {"size": {"height": 224, "width": 224}}, "possible: 448 as height and as width"),
+        ({}, {"min_patches": 9, "max_patches": 3}, "give no more as min_patches"),
+        ({"downsample_ratio": 0.3}, {}, r"downsample_ratio 0.3: possible: 1, 0.5, 0.25"),
+        ({"vision_config": {"image_size": [448, 224]}}, {}, r"image_size \[448, 224\]"),
+        ({"vision_config": {"image_size": 450}}, {}, "must be a multiple of 28"),
+        ({"start_image_token_id": None}, {}, "<img> in the tokenizer"),
+    ],
+)
+def test_what_internvl_cannot_serve_is_refused(config: Any, preprocessor: Any, message: str) -> None:
+    """The key and what is possible."""
+    given = {key: value for key, value in {**INTERNVL_PREPROCESSOR, **preprocessor}.items() if value is not None}
+    with pytest.raises(ModelError, match=message):
+        InternVLImages.from_config({**INTERNVL_CONFIG, **config}, given)
+
+
+@pytest.mark.parametrize("vision", [{"norm_type": "rms_norm", "use_qk_norm": True, "attention_bias": False}])
+def test_the_larger_tower_is_transformers(tmp_path: Path, vision: dict[str, Any]) -> None:
+    """InternViT of the largest models: RMS norms, also of queries and keys, and no bias on these."""
+    theirs = make_vl(tmp_path / "model", "internvl", vision)
+    core, prompts = make_core(tmp_path / "model"), Prompts(tmp_path / "model", tmp_path / "files")
+    for size in ODD:
+        image = picture(*size)
+        arrays = {name: torch.from_numpy(array) for name, array in prompts.processor.process(image).items()}
+        wanted = theirs.get_image_features(**processed(theirs, [image])).pooler_output.flatten(0, 1)
+        found = core.executor.runner.model.encode(arrays)[0]  # type: ignore[attr-defined]
+        assert (found - wanted).abs().max() < 2e-5 * wanted.abs().max()

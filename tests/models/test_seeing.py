@@ -23,7 +23,7 @@ TEXTS = [[3, 9, 14, 60], [77, 5, 6], [81], [10, 11, 12, 13, 14], [44, 45]]
 KINDS = [
     *("qwen2_5_vl", "qwen3_vl"),
     *(pytest.param(kind, marks=pytest.mark.full) for kind in ("qwen2_vl", "qwen3_vl_moe", "qwen3_5")),
-    *("mistral3", pytest.param("llava", marks=pytest.mark.full)),
+    *("internvl", "mistral3", pytest.param("llava", marks=pytest.mark.full)),
 ]
 
 
@@ -60,14 +60,16 @@ def test_the_tower_is_transformers(model: tuple[Path, Any], tmp_path: Path) -> N
     folder, theirs = model
     core, prompts = make_core(folder), Prompts(folder, tmp_path / "files")
     encode = core.executor.runner.model.encode  # type: ignore[attr-defined]
-    longest = 280 if theirs.config.model_type in seeing.SIZES_OF else 5600
+    longest = 280 if theirs.config.model_type in seeing.PREPROCESSOR else 5600
     for size in (*ODD, (300, 29), (28, longest)):
         image = picture(*size)
         arrays = {name: torch.from_numpy(array) for name, array in prompts.processor.process(image).items()}
         given = seeing.processed(theirs, [image])
         outcome = theirs.get_image_features(**given)
         added = getattr(outcome, "deepstack_features", None) or ()
-        wanted = torch.stack([outcome.pooler_output[0], *(each[0] for each in added)])
+        pooled = outcome.pooler_output
+        embeds = pooled.flatten(0, 1) if isinstance(pooled, torch.Tensor) else pooled[0]
+        wanted = torch.stack([embeds, *(each[0] for each in added)])
         assert (encode(arrays) - wanted).abs().max() < 2e-5 * wanted.abs().max()
 
 

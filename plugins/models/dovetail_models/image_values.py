@@ -18,9 +18,15 @@ BICUBIC = 3
 """Pillow's number of the filter."""
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 HALVES = (0.5, 0.5, 0.5)
 MAX_SIDE = 256
 """Of a patch, in pixels; published models have 14 and 16."""
+MAX_TILE = 4096
+"""Side of a tile, in pixels; published models have 448."""
+RATIOS = {1: 1, 0.5: 2, 0.25: 4}
+"""Sides of merged blocks by `downsample_ratio`."""
 
 
 def check_fixed(mean: tuple[float, ...], std: tuple[float, ...], preprocessor: Mapping[str, Any]) -> None:
@@ -89,3 +95,29 @@ def row_major(pixels: npt.NDArray[np.uint8], patch: int) -> npt.NDArray[np.uint8
     high, wide = pixels.shape[-3] // patch, pixels.shape[-2] // patch
     blocks = pixels.reshape(-1, high, patch, wide, patch, 3).transpose(0, 1, 3, 5, 2, 4)
     return np.ascontiguousarray(blocks).reshape(-1, 3 * patch * patch)
+
+
+def tile_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return the sides of a tile and of a patch in pixels, and of a merged block in patches, of an InternVL.
+
+    Raises:
+        ModelError: Tiles or patches are no squares, or do not divide one another.
+    """
+    vision = object_of(config.get("vision_config"), "config.json: vision_config")
+    side, patch = (_square(vision, key, default) for key, default in (("image_size", 448), ("patch_size", 14)))
+    ratio = config.get("downsample_ratio", 0.5)
+    if not isinstance(ratio, int | float) or isinstance(ratio, bool) or ratio not in RATIOS:
+        raise ModelError(f"config.json: downsample_ratio {ratio!r}: possible: {', '.join(map(str, RATIOS))}")
+    merge = RATIOS[ratio]
+    if side % (patch * merge):
+        raise ModelError(
+            f"config.json: vision_config: image_size {side} must be a multiple of {patch * merge}, a merged block"
+        )
+    return side, patch, merge
+
+
+def _square(vision: Mapping[str, Any], key: str, default: int) -> int:
+    given = vision.get(key)
+    if isinstance(given, list | tuple) and len(given) == 2 and given[0] == given[1]:
+        given = given[0]
+    return whole({key: given}, key, default, MAX_TILE)

@@ -30,6 +30,7 @@ from dovetail_models.qwen3_moe import Qwen3Moe
 
 FAMILIES: dict[str, type[Llama]] = {
     **{"llama": Llama, "mistral": Mistral, "ministral3": Ministral3, "qwen2": Qwen2, "qwen3": Qwen3},
+    "qwen3_moe": Qwen3Moe,
     **{"gemma3_text": Gemma3, "gemma4_text": Gemma4, "glm4": Glm4, "llama4_text": Llama4},
     **{"lfm2": Lfm2, "qwen3_5_text": Qwen3_5, "qwen3_5_moe_text": Qwen3_5Moe},
     **{"qwen2_vl_text": Qwen2, "qwen2_5_vl_text": Qwen2, "qwen3_vl_text": Qwen3, "qwen3_vl_moe_text": Qwen3Moe},

@@ -5,7 +5,7 @@ N patches of one image, H width of the tower, D width of a head. A tower is comp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -73,6 +73,16 @@ class PatchEmbedding(Layer):
         pixels = patches.view(-1, channels, 1, rows * columns).float() / 255
         values = ((pixels - self._mean) / self._std).to(self.weight.dtype)
         return F.linear(values.expand(-1, -1, *(frames or (1,)), -1).reshape(len(patches), -1), self.weight, self.bias)
+
+
+class Learned(Layer):
+    """A tensor of that shape, which stands in a checkpoint under the module's own name."""
+
+    suffixes = {"weight": ("",)}  # noqa: RUF012 - as the base declares it
+
+    def __init__(self, shape: Sequence[int], ctx: BuildContext) -> None:
+        super().__init__()
+        self.weight = self.empty(*shape, device=ctx.device, dtype=ctx.dtype)
 
 
 class GridEmbedding(Layer):
@@ -149,24 +159,47 @@ class TowerAttention(nn.Module):
         width: H.
         num_heads: Heads.
         ctx: Device, dtype and path.
-        bias: On all projections.
+        bias: On queries, keys and values.
+        out_bias: On the output; None: as `bias`.
+        qk_norm: Makes an RMS norm of all queries and one of all keys of a patch, before rotation; None: there is none.
     """
 
-    def __init__(self, width: int, num_heads: int, ctx: BuildContext, *, bias: bool = True) -> None:
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        ctx: BuildContext,
+        *,
+        bias: bool = True,
+        out_bias: bool | None = None,
+        qk_norm: Callable[[], nn.Module] | None = None,
+    ) -> None:
         super().__init__()
         self._heads, dim = num_heads, width // num_heads
         self.qkv = ctx.linear("qkv", width, [Part(name, width, dim) for name in "qkv"], bias=bias)
-        self.out = ctx.linear("out", width, width, bias=bias)
+        self.out = ctx.linear("out", width, width, bias=bias if out_bias is None else out_bias)
+        self.q_norm = None if qk_norm is None else qk_norm()
+        self.k_norm = None if qk_norm is None else qk_norm()
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, windows: Windows | None) -> Tensor:
-        """Map `[N, H]` to `[N, H]`; `rope` is cosine and sine `[N, 1, D]` in float32, None: no rotation."""
-        q, k, v = self.qkv(x).view(len(x), 3, self._heads, -1).unbind(1)
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, windows: Windows | int | None) -> Tensor:
+        """Map `[N, H]` to `[N, H]`.
+
+        Args:
+            x: Hidden states.
+            rope: Cosine and sine `[N, 1, D]` in float32; None: no rotation.
+            windows: Patches that attend to one another; a number: windows of that size, side by side; None: all.
+        """
+        qkv = self.qkv(x).view(len(x), 3, -1)
+        if self.q_norm is not None and self.k_norm is not None:
+            qkv = torch.stack((self.q_norm(qkv[:, 0].contiguous()), self.k_norm(qkv[:, 1].contiguous()), qkv[:, 2]), 1)
+        q, k, v = qkv.view(len(x), 3, self._heads, -1).unbind(1)
         if rope is not None:
             q, k = rotated(q, *rope), rotated(k, *rope)
-        if windows is None:
-            q, k, v = (each.transpose(0, 1)[None] for each in (q, k, v))
+        if not isinstance(windows, Windows):
+            shape = (-1, windows or len(x), self._heads, q.shape[-1])
+            q, k, v = (each.reshape(shape).transpose(1, 2) for each in (q, k, v))
             found = F.scaled_dot_product_attention(q, k, v)
-            return self.out(found[0].transpose(0, 1).flatten(1))
+            return self.out(found.transpose(1, 2).reshape(x.shape))
         q, k, v = (each[windows.patches].transpose(1, 2) for each in (q, k, v))
         found = F.scaled_dot_product_attention(q, k, v, attn_mask=windows.is_here).transpose(1, 2)
         return self.out(found.flatten(0, 1)[windows.back].flatten(1))
@@ -180,8 +213,8 @@ class TowerLayer(nn.Module):
         self.attention_norm, self.mlp_norm = norms
         self.attention, self.mlp = attention, mlp
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, windows: Windows | None) -> Tensor:
-        """Map `[N, H]` to `[N, H]`."""
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, windows: Windows | int | None) -> Tensor:
+        """Map `[N, H]` to `[N, H]`; `rope` and `windows` as for its attention."""
         x = x + self.attention(self.attention_norm(x), rope, windows)
         found: Tensor = x + self.mlp(self.mlp_norm(x))
         return found
