@@ -21,10 +21,19 @@ from dovetail_backends.fa3 import FlashAttention3Backend
 from dovetail_backends.torch_native import TorchNativeBackend
 from dovetail_backends.triton import TritonBackend
 from dovetail_models.llama import Llama
-from dovetail_testing.conformance.attention_cases import COMMON, COMMON_TOKENS, DECODE, MIXED, PREFILL
+from dovetail_testing.conformance.attention_cases import (
+    COMMON,
+    COMMON_TOKENS,
+    DECODE,
+    MIXED,
+    PREFILL,
+    SEEING,
+    SEEN_SPANS,
+)
 from dovetail_testing.conformance.attention_graph import padded_prefill, rerun
+from dovetail_testing.conformance.attention_invariance import part_of
 from dovetail_testing.conformance.attention_qkv import verify_qkv
-from dovetail_testing.conformance.attention_world import Case, verify
+from dovetail_testing.conformance.attention_world import Case, make_backend, make_world, verify
 from dovetail_testing.engine import generate
 from dovetail_testing.models import make_model
 
@@ -47,6 +56,7 @@ ALL = AttentionCaps(
     sinks=True,
     soft_cap=True,
     bidirectional=True,
+    spans=True,
     mixers=frozenset({"kv", "latent"}),
     unequal_dims=True,
 )
@@ -65,6 +75,7 @@ NEEDS: dict[str, tuple[Callable[[LayerSpec], LayerSpec], AttentionCaps, str]] = 
     "cap": (lambda s: replace(s, soft_cap=30.0), replace(ALL, soft_cap=False), "needs a soft cap on attention scores"),
     "sinks": (lambda s: replace(s, sinks=True), replace(ALL, sinks=False), "needs attention sinks"),
     "both ways": (lambda s: replace(s, causal=False), replace(ALL, bidirectional=False), "in both directions"),
+    "images": (lambda s: replace(s, spans=True), replace(ALL, spans=False), "in both directions within images"),
     "latent": (
         lambda s: replace(s, mixer="latent", num_kv_heads=1),
         replace(ALL, mixers=frozenset({"kv"})),
@@ -122,7 +133,7 @@ def test_two_halves_provide_what_both_do() -> None:
     """A hybrid lacks what one of its halves lacks."""
     assert common_caps(ALL, ALL) == ALL
     assert common_caps(ALL, replace(ALL, mixers=frozenset({"kv"}))).mixers == {"kv"}
-    for name in ("sliding_window", "chunked", "sinks", "soft_cap", "bidirectional", "unequal_dims"):
+    for name in ("sliding_window", "chunked", "sinks", "soft_cap", "bidirectional", "spans", "unequal_dims"):
         assert not getattr(common_caps(ALL, replace(ALL, **{name: False})), name)  # type: ignore[arg-type]
 
 
@@ -194,6 +205,8 @@ def test_layers_that_share_are_of_one_group() -> None:
     [
         ({"mixer": "latent", "num_kv_heads": 2}, "layer 3: a latent row is one key.* num_kv_heads is 2"),
         ({"mixer": "latent", "num_kv_heads": 1, "qk_dim": 8, "v_dim": 9}, r"v_dim 9 \(at most qk_dim, 8\)"),
+        ({"spans": True, "causal": False}, "layer 3: images see both ways in causal layers that keep keys and values"),
+        ({"spans": True, "reach": Chunk(4)}, "whose reach is Full or a Window; leave out `spans`"),
         ({"extra": (CacheTensor("v", (2,)),)}, "layer 3: two tensors of its cache have one name: k, v, v"),
         (
             {"extra": (CacheTensor("a", (2,), "float64"),)},
@@ -225,7 +238,10 @@ def test_a_reach_says_what_a_query_sees() -> None:
 class Boastful(TorchNativeBackend):
     """Says that it serves everything, with caps that do not."""
 
-    caps = replace(TorchNativeBackend.caps, chunked=False, soft_cap=False, unequal_dims=False, mixers=frozenset({"kv"}))
+    caps = replace(
+        TorchNativeBackend.caps,
+        chunked=False, soft_cap=False, unequal_dims=False, spans=False, mixers=frozenset({"kv"}),
+    )  # fmt: skip
 
     @classmethod
     def why_not(cls, *args: Any) -> str | None:
@@ -242,6 +258,7 @@ class Boastful(TorchNativeBackend):
         ({"mixer": "latent", "num_kv_heads": 1}, r"torch_native.* LlamaForCausalLM needs latent rows \(MLA\), which"),
         ({"v_dim": 64}, r"torch_native.* LlamaForCausalLM needs keys and values of different widths, which"),
         ({"cache_layer": 0, "v_dim": 8}, "LlamaForCausalLM: layer 1 reads the cache of layer 0, and has another"),
+        ({"spans": True}, "torch_native.* LlamaForCausalLM needs attention in both directions within images, which"),
         ({"reach": Chunk(8)}, "torch_native.* LlamaForCausalLM needs attention within chunks, which it does not"),
     ],
 )
@@ -280,6 +297,35 @@ CAPPED: dict[str, dict[str, Any]] = {
 def test_triton_caps_scores(name: str) -> None:
     """Every kernel of it agrees with float64 on capped scores."""
     verify(Interpreted, Case(**CAPPED[name]), DEVICE, name)
+
+
+SEEN: dict[str, dict[str, Any]] = {
+    "all keys": {},
+    "a short window": {"window": 5},
+    "a window and sinks": {"window": 64, "sinks": True, "soft_cap": 0.7},
+    "int8": {"cache_dtype": "int8", "page_size": 3},
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_triton_sees_images_both_ways(name: str) -> None:
+    """Its prefill kernel agrees with float64 on images cut by what is cached, and longer than a tile."""
+    case = Case(lengths=SEEING[1:], spans=SEEN_SPANS[1:], num_kv_heads=2, **SEEN[name])
+    verify(Interpreted, case, DEVICE, name)
+
+
+@pytest.mark.parametrize("is_fixed", [True, False])
+def test_triton_sees_images_in_any_chunk(is_fixed: bool) -> None:
+    """Chunks that end between images agree with the whole prompt; batch-invariant ones to the bit on a GPU."""
+    whole = make_world(Case(lengths=((0, 90),), spans=(((3, 41), (41, 80)),), window=24), DEVICE)
+    found = []
+    for first, end in ((0, 90), (0, 3), (3, 41), (41, 90)):
+        world = part_of(whole, 0, first, end)
+        backend = make_backend(Interpreted, world)
+        backend.batch_invariant = is_fixed
+        found.append(world.run(backend))
+    assert torch.allclose(found[0], torch.cat(found[1:]), atol=1e-5)
+    assert not is_fixed or DEVICE.type == "cpu" or torch.equal(found[0], torch.cat(found[1:]))
 
 
 @pytest.mark.parametrize("lengths", [DECODE[:2], PREFILL[2:4], MIXED[1:]], ids=["decode", "prefill", "mixed"])

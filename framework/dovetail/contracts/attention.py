@@ -49,7 +49,8 @@ class AttentionLayer:
 
     The pool of a `latent` layer has one row `[D]` per token: the key, whose first Dv values are also the value. A layer
     that is not `causal` has no cache: a query attends to its whole prompt, or with `sliding_window` n to the n - 1
-    tokens on either side of it.
+    tokens on either side of it. With `spans`, a query attends to all tokens of its own span as well: see
+    `ForwardBatch.spans`.
     """
 
     index: int
@@ -64,6 +65,7 @@ class AttentionLayer:
     sinks: Tensor | None = None
     soft_cap: float | None = None
     causal: bool = True
+    spans: bool = False
 
     @classmethod
     def of(cls, spec: LayerSpec, num_ranks: int = 1, sinks: Tensor | None = None) -> AttentionLayer:
@@ -84,6 +86,7 @@ class AttentionLayer:
             sinks=sinks,
             soft_cap=spec.soft_cap,
             causal=spec.causal,
+            spans=spec.spans,
         )
 
 
@@ -196,6 +199,11 @@ class ForwardBatch:
         save_table: `[N, 4]` int64, the same on the device: group, request, length and copy, a copy of -1 where it is
             padded. None where the step has none.
         images: What stands in place of the embeddings of images; None where the step has none.
+        spans: `[T, 2]` int64, for layers with `AttentionLayer.spans`: places of the first token of the image that a
+            token is one of, and of the one behind its last token; of any other token, its own place and the next. A
+            query attends to these places, too, though some are behind it, or farther than a sliding window. Their keys
+            and values are in the pool: chunks do not end within an image. None where the step has no image that sees
+            both ways, so in every graph.
         rope_positions: `[3, T]` int64, frame, row and column by which rotary embeddings with sections turn, or `[T]`
             where the three are one; None: `positions`.
     """
@@ -217,6 +225,7 @@ class ForwardBatch:
     save_table: Tensor | None = None
     segments: Tensor | None = None
     images: ImageRows | None = None
+    spans: Tensor | None = None
     rope_positions: Tensor | None = None
 
     @property
@@ -315,7 +324,7 @@ class AttentionBackend(Configurable, ABC):
     def forward_extend(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
-        """Attend prefill chunks, causally, over their cached prefix and themselves.
+        """Attend prefill chunks, causally but for `batch.spans`, over their cached prefix and themselves.
 
         Of a layer that is not causal, chunks are whole prompts, of which each token sees all; nothing is in the pool.
 

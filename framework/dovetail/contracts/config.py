@@ -65,6 +65,8 @@ class VisionPart:
         width: Of the tower's hidden states.
         num_added: What its output has beside embeddings, added behind as many of the first layers.
         tensors: Regular expression of the whole names of its tensors in a checkpoint.
+        span_tokens: Most tokens of an image side by side, where layers have `spans`: a step computes them together. 0:
+            chunks may end within images.
     """
 
     embed_id: int
@@ -72,6 +74,7 @@ class VisionPart:
     width: int
     tensors: str
     num_added: int = 0
+    span_tokens: int = 0
 
 
 Mixer = Literal["kv", "latent"]
@@ -98,6 +101,8 @@ class LayerSpec:
         sinks: Whether each query head has one more, valueless key.
         causal: Whether a query sees nothing behind it. Else it sees its whole prompt, or with a `Window` of n the n - 1
             tokens on either side of it; such a layer keeps nothing, and prompts are computed whole.
+        spans: Whether a token of an image sees all tokens of that image as well, also those behind it, and those that
+            are farther than the reach; it keeps keys and values all the same, and no chunk ends within an image.
         mixer: What it keeps of a token: `kv`, a key and a value for each KV head; or `latent`, one row, which is the
             key of all heads and whose first `v_dim` numbers are the value (multi-head latent attention, absorbed).
         extra: Further tensors beside these, under the same page ids: keys of an indexer, scales.
@@ -117,6 +122,7 @@ class LayerSpec:
     soft_cap: float | None = None
     sinks: bool = False
     causal: bool = True
+    spans: bool = False
     mixer: Mixer = "kv"
     extra: tuple[CacheTensor, ...] = ()
     cache_layer: int | None = None
@@ -137,6 +143,11 @@ class LayerSpec:
         if not self.causal and (self.state or self.extra or self.cache_layer is not None or self.mixer != "kv"):
             raise ModelError(
                 f"layer {self.index}: it sees what is behind a token, so it keeps nothing and reads nothing"
+            )
+        if self.spans and (not self.causal or self.mixer != "kv" or isinstance(self.reach, (Recurrent, Chunk))):
+            raise ModelError(
+                f"layer {self.index}: images see both ways in causal layers that keep keys and values alone, and whose "
+                "reach is Full or a Window; leave out `spans`"
             )
         if not self.causal and isinstance(self.reach, Chunk):
             raise ModelError(f"layer {self.index}: it sees what is behind a token; its reach can be Full or a Window")
@@ -295,7 +306,8 @@ class ModelConfig:
         if self.vision is None:
             return self
         unused = "|".join(filter(None, (self.not_loaded, self.vision.tensors)))
-        return replace(self, vision=None, not_loaded=unused)
+        causal = tuple(replace(spec, spans=False) for spec in self.layers)
+        return replace(self, vision=None, layers=causal, not_loaded=unused)
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:

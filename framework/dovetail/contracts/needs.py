@@ -26,6 +26,7 @@ class Needs:
         soft_cap: A layer caps its scores.
         sinks: A layer has sinks.
         bidirectional: A layer sees what is behind a token.
+        spans: A layer lets tokens of an image see all of the image.
         cache_dtypes: In what layers keep keys, values and rows, where not in the model's dtype.
     """
 
@@ -37,6 +38,7 @@ class Needs:
     soft_cap: bool = False
     sinks: bool = False
     bidirectional: bool = False
+    spans: bool = False
     cache_dtypes: frozenset[str] = frozenset()
 
 
@@ -50,6 +52,7 @@ class AttentionCaps:
     a backend with latent rows supports any width. `cache_dtypes` are those with scales that it reads and writes
     (`LayerSpec.cache_dtype`) beside the model's dtype, in all layouts that it serves. `batch_invariant`: where
     `AttentionBackend.batch_invariant` is set, what a token gets has the same bits whatever the step has beside it.
+    `spans`: it reads `ForwardBatch.spans` in layers that have `AttentionLayer.spans`.
     """
 
     devices: frozenset[str]
@@ -63,6 +66,7 @@ class AttentionCaps:
     sinks: bool = False
     soft_cap: bool = False
     bidirectional: bool = False
+    spans: bool = False
     mixers: frozenset[Mixer] = frozenset({"kv"})
     unequal_dims: bool = False
     needs_cpu_lens: bool = False
@@ -77,6 +81,7 @@ FLAGS = {
     "soft_cap": "a soft cap on attention scores",
     "sinks": "attention sinks",
     "bidirectional": "attention in both directions",
+    "spans": "attention in both directions within images",
 }
 """Needs that a backend's caps of the same name serve."""
 
@@ -93,6 +98,7 @@ def needs_of(config: ModelConfig) -> Needs:
         soft_cap=any(spec.soft_cap is not None for spec in specs),
         sinks=any(spec.sinks for spec in specs),
         bidirectional=any(not spec.causal for spec in specs),
+        spans=any(spec.spans for spec in specs),
         cache_dtypes=frozenset(spec.cache_dtype for spec in specs if spec.cache_dtype is not None),
     )
 

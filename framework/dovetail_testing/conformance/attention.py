@@ -11,7 +11,7 @@ import torch
 from dovetail.contracts.attention import Phase
 from dovetail.contracts.cache import SCALED_DTYPES
 from dovetail_testing.checks import check, fail
-from dovetail_testing.conformance.attention_cases import DECODE, MIXED, PREFILL, ROWS
+from dovetail_testing.conformance.attention_cases import DECODE, MIXED, PREFILL, ROWS, SEEN_SPANS
 from dovetail_testing.conformance.attention_features import FeatureChecks, PrefixChecks
 from dovetail_testing.conformance.attention_steps import AttentionInvarianceChecks, StepChecks
 from dovetail_testing.conformance.attention_world import NUM_LAYERS, make_backend, make_world, plain, verify
@@ -50,6 +50,7 @@ class AttentionBackendConformance(FeatureChecks, StepChecks, AttentionInvariance
             "soft_cap": {"soft_cap": 30.0},
             "sinks": {"sinks": True},
             "bidirectional": {"bidirectional": True},
+            "spans": {"spans": SEEN_SPANS},
         }
         needs |= {name: {"cache_dtype": name} for name in SCALED_DTYPES}
         needs["latent"], needs["unequal_dims"] = {"latent": True, "num_kv_heads": 1}, {"v_dim": 2 * case.head_dim}

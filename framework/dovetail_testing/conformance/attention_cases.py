@@ -18,6 +18,16 @@ DECODE = ((7, 1), (33, 1), (1, 1), (16, 1), (15, 1))
 PREFILL = ((0, 9), (0, 1), (0, 33), (5, 4), (16, 16), (31, 2), (15, 1))
 MIXED = ((7, 1), (40, 1), (0, 9), (13, 4), (20, 1))
 WHOLE = ((0, 9), (0, 1), (0, 33), (0, 300), (0, 16))
+SEEING = ((7, 1), (40, 1), (0, 9), (20, 45), (0, 1), (37, 70))
+SEEN_SPANS: tuple[tuple[tuple[int, int], ...], ...] = (
+    ((2, 6),),
+    (),
+    ((0, 4), (4, 9)),
+    ((3, 11), (18, 40), (44, 65)),
+    (),
+    ((37, 103),),
+)
+"""Images of these: cached, side by side, first and last, cut by what is cached, and longer than a tile of queries."""
 ROWS = (*range(1, 18), 21, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 250, 255, 256)
 """Numbers of decode rows: small ones, powers of two and their neighbours, and others; multiples of all small primes."""
 COMMON = ((150, 1), (200, 1), (131, 1), (129, 1), (3, 1), (70, 1), (300, 1), (64, 1))

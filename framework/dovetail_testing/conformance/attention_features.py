@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from dovetail.contracts.cache import SCALED_DTYPES, ScaledDtype
 from dovetail_testing.checks import check
@@ -16,6 +17,8 @@ from dovetail_testing.conformance.attention_cases import (
     DECODE,
     MIXED,
     PREFILL,
+    SEEING,
+    SEEN_SPANS,
     WHOLE,
     AttentionChecks,
 )
@@ -152,6 +155,28 @@ class FeatureChecks(AttentionChecks):
             self._verify(WHOLE, bidirectional=True, window=window)
         if self._caps().soft_cap and self._caps().sinks:
             self._verify(WHOLE, bidirectional=True, soft_cap=0.7, sinks=True)
+
+    def test_images_see_both_ways(self) -> None:
+        """A token of an image sees all of it, ahead and beyond a window; other tokens of the step see as ever."""
+        caps = self._caps()
+        if not caps.spans:
+            pytest.skip("caps claim no attention in both directions within images")
+        seen: dict[str, Any] = {"spans": SEEN_SPANS, "num_kv_heads": 2}
+        for size in self._page_sizes():
+            self._verify(SEEING, page_size=size, **seen)
+        for window in (1, 5, 16, 64) if caps.sliding_window else ():
+            self._verify(SEEING, window=window, **seen)
+        if caps.soft_cap and caps.sinks:
+            self._verify(SEEING, soft_cap=0.7, sinks=True, **seen)
+        if caps.unequal_dims:
+            wide, narrow = self._two_dims()
+            self._verify(SEEING, head_dim=wide, v_dim=narrow, **seen)
+        for name in sorted(caps.cache_dtypes):
+            self._verify(SEEING, cache_dtype=name, **seen)
+        for name in sorted(caps.dtypes):
+            self._verify(SEEING, f"dtype {name}", dtype=getattr(torch, name), **seen)
+        self._verify(((0, 1100),), spans=(((1000, 1060),),), num_kv_heads=2)
+        self._verify(DECODE, "decode rows in a layer whose images see both ways", spans=(((2, 5),),))
 
     def test_another_layers_cache(self) -> None:
         """A layer without a cache reads another one's: its keys and values are None, and are in the pool."""

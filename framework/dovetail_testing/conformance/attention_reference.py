@@ -32,13 +32,22 @@ class Mistake:
     sees_the_future: bool = False
     is_causal: bool = False
     looks_back_only: bool = False
+    ignores_spans: bool = False
+    clips_spans: bool = False
+    sees_later_spans: bool = False
     misses_newest: int = 0
 
 
 RIGHT = Mistake()
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, mistake: Mistake = RIGHT) -> Tensor:
+Spans = Sequence[tuple[int, int]]
+"""Of a request: place of the first token of each image, and of the one behind its last."""
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, mistake: Mistake = RIGHT, spans: Spans = ()
+) -> Tensor:
     """Attend one request's new queries `[n, Hq, D]` over all its keys `[L, Hk, D]`; returns float64 `[n, Hq, Dv]`."""
     num_new, num_all = q.shape[0], k.shape[0]
     heads = torch.arange(q.shape[1], device=q.device)
@@ -49,7 +58,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, mistake: Mist
     scores = torch.einsum("nhd,lhd->hnl", queries, keys) * scale
     if layer.soft_cap is not None and not mistake.ignores_soft_cap:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
-    scores = scores.masked_fill(~_seen(num_new, num_all, layer, mistake, q.device), float("-inf"))
+    seen = _seen(num_new, num_all, layer, mistake, q.device)
+    if layer.spans:
+        seen = _with_spans(seen, spans, mistake)
+    scores = scores.masked_fill(~seen, float("-inf"))
     if layer.sinks is not None and not mistake.ignores_sinks:
         sinks = layer.sinks.double().to(q.device)[:, None, None].expand(-1, num_new, 1)
         weights = torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
@@ -75,6 +87,20 @@ def _seen(num_new: int, num_all: int, layer: AttentionLayer, mistake: Mistake, d
     if mistake.ignores_prefix:
         seen &= places >= num_all - num_new
     return seen | (places == num_all - num_new) if not bool(seen.any(-1).all()) else seen
+
+
+def _with_spans(seen: Tensor, spans: Spans, mistake: Mistake) -> Tensor:
+    """Let the last queries of a request see all of their own span."""
+    num_new, num_all = seen.shape
+    places = torch.arange(num_all, device=seen.device)
+    queries = places[num_all - num_new :, None]
+    for first, end in () if mistake.ignores_spans else spans:
+        is_here = (queries >= first) & (queries < end)
+        own = (places >= first) & ((places < end) | mistake.sees_later_spans)
+        if mistake.clips_spans:
+            own = own & (places >= queries)
+        seen = seen | (is_here & own)
+    return seen
 
 
 def _seen_bidirectional(places: Tensor, window: int | None, mistake: Mistake) -> Tensor:
@@ -117,6 +143,11 @@ def mistakes(layer: AttentionLayer) -> Iterator[Mistake]:
             "it takes KV head h % num_kv_heads for query head h; grouped heads are neighbours: h // group",
             interleaves_heads=True,
         )
+    if layer.spans:
+        yield Mistake("it is causal within an image: its tokens see those behind them, too", ignores_spans=True)
+        yield Mistake("a token sees what is behind its image", sees_later_spans=True)
+    if layer.spans and layer.sliding_window is not None:
+        yield Mistake("a sliding window bounds what a token sees of its own image", clips_spans=True)
     if not layer.causal:
         return
     yield Mistake("it ignores the cached prefix", ignores_prefix=True)
@@ -134,6 +165,7 @@ Parts = Sequence[tuple[Tensor, Tensor, Tensor]]
 """Queries, keys and values of each request."""
 
 
-def attend_all(parts: Parts, layer: AttentionLayer, mistake: Mistake = RIGHT) -> Tensor:
-    """Attend every request of a batch, `[T, Hq, D]`."""
-    return torch.cat([attend(q, k, v, layer, mistake) for q, k, v in parts])
+def attend_all(parts: Parts, layer: AttentionLayer, mistake: Mistake = RIGHT, spans: Sequence[Spans] = ()) -> Tensor:
+    """Attend every request of a batch, `[T, Hq, D]`; `spans` are those of the first requests."""
+    each = [*spans, *[()] * (len(parts) - len(spans))]
+    return torch.cat([attend(q, k, v, layer, mistake, own) for (q, k, v), own in zip(parts, each, strict=True)])

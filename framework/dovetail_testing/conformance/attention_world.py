@@ -20,7 +20,7 @@ from dovetail.contracts.cache import Chunk, Full, ScaledDtype, Window
 from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig
 from dovetail.sdk.cache import DTYPES, rounded, write_scaled
 from dovetail_testing.checks import check, fail, raised
-from dovetail_testing.conformance.attention_reference import attend_all, error_by_token, mistakes
+from dovetail_testing.conformance.attention_reference import Spans, attend_all, error_by_token, mistakes
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 NUM_LAYERS = 3
@@ -37,7 +37,8 @@ class Case:
     is the width of a value head where it differs; a `latent` layer has one row a token, whose first `v_dim` numbers are
     the value. With `reads_another`, the layer has no cache of its own. Of
     a `bidirectional` layer nothing is cached, and all prompts are whole. With a `cache_dtype`, keys and values stand in
-    it, with scales, and count as they are after that.
+    it, with scales, and count as they are after that. `spans` are the images of each request, in a layer in which they
+    see both ways: none ends behind the request's tokens, or within what is cached of it.
     """
 
     lengths: Sequence[tuple[int, int]]
@@ -61,6 +62,7 @@ class Case:
     reads_another: bool = False
     bidirectional: bool = False
     cache_dtype: ScaledDtype | None = None
+    spans: Sequence[Spans] = ()
 
     @property
     def value_dim(self) -> int:
@@ -99,6 +101,7 @@ class Case:
         parts += [f"values {self.value_dim} wide"] if not (self.latent or self.has_pairs) else []
         parts += [f"a cache in {self.cache_dtype} with scales"] if self.cache_dtype else []
         parts += ["in both directions"] if self.bidirectional else []
+        parts += [f"images at {[list(each) for each in self.spans]}"] if self.spans else []
         parts += ["a layer that reads another one's cache"] if self.reads_another else []
         parts += [f"soft cap {self.soft_cap}"] if self.soft_cap else []
         parts += (["sinks"] if self.sinks else []) + ([str(self.dtype)] if self.dtype != torch.float32 else [])
@@ -126,6 +129,7 @@ class Case:
             sinks=self.sinks,
             soft_cap=self.soft_cap,
             causal=not self.bidirectional,
+            spans=bool(self.spans),
             cache_dtype=self.cache_dtype,
         )
 
@@ -278,7 +282,7 @@ class World:
 
     def want(self) -> Tensor:
         """Return the right result in float64."""
-        return attend_all(self.parts, self.layer)
+        return attend_all(self.parts, self.layer, spans=self.case.spans)
 
 
 def make_world(case: Case, device: torch.device, seed: int = 0, pool: Pool | None = None) -> World:
@@ -364,7 +368,19 @@ def _batch(case: Case, slots: list[int], rows: list[int], table: Tensor, device:
         attention=unset,
         last_tokens=(starts[1:] - 1).to(device),
         shares_prefixes=bool(case.common) and case.hint,
+        spans=span_table(case.lengths, case.spans).to(device) if case.spans else None,
     )
+
+
+def span_table(lengths: Sequence[tuple[int, int]], spans: Sequence[Spans]) -> Tensor:
+    """Return `ForwardBatch.spans` of a batch."""
+    found: list[Tensor] = []
+    for number, (cached, new) in enumerate(lengths):
+        own = torch.stack((torch.arange(cached, cached + new), torch.arange(cached + 1, cached + new + 1)), 1)
+        for first, end in spans[number] if number < len(spans) else ():
+            own[max(0, first - cached) : max(0, end - cached)] = torch.tensor((first, end))
+        found.append(own)
+    return torch.cat(found)
 
 
 def make_backend(backend: type[AttentionBackend], world: World) -> AttentionBackend:
@@ -398,7 +414,7 @@ def compare(world: World, got: Tensor, backend_class: type[AttentionBackend], wh
     if not bool(got[worst].isfinite().all()):
         fail(f"{prefix}{_why_not_finite(world, backend_class, worst)} at {where} ({case})")
     for mistake in mistakes(world.layer):
-        wrong = error_by_token(got, attend_all(world.parts, world.layer, mistake))
+        wrong = error_by_token(got, attend_all(world.parts, world.layer, mistake, case.spans))
         if float(wrong.max()) <= TOLERANCE[case.dtype]:
             fail(f"{prefix}{mistake.sentence} ({case})")
     fail(f"{prefix}wrong result at {where}: relative error {float(errors[worst]):.2g} ({case})")

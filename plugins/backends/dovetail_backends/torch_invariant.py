@@ -57,7 +57,15 @@ def row_blocks(q: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def attend_blocks(
-    q: Tensor, starts: Tensor, keys: Tensor, values: Tensor, lens: Tensor, layer: AttentionLayer, seen: Seen
+    q: Tensor,
+    starts: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lens: Tensor,
+    layer: AttentionLayer,
+    seen: Seen,
+    *,
+    looks_ahead: bool = False,
 ) -> Tensor:
     """Attend blocks of queries over blocks of keys.
 
@@ -69,6 +77,7 @@ def attend_blocks(
         lens: `[n]` or `[1]`, how many of the keys there are; what stands behind them is not used.
         layer: Scale, soft cap and sinks.
         seen: What queries see, among the keys that are there.
+        looks_ahead: Queries may see keys behind them.
 
     Returns:
         `[n, QUERIES, Hq, D]`, in the dtype of `q`.
@@ -79,7 +88,7 @@ def attend_blocks(
         mine = slice(at, at + BLOCKS)
         of_keys, of_lens = (slice(0, 1) if len(x) == 1 else mine for x in (keys, lens))
         group = _Group(q[mine], starts[mine], lens[of_lens], layer, seen)
-        found.append(group.attend(keys[of_keys], values[of_keys]))
+        found.append(group.attend(keys[of_keys], values[of_keys], looks_ahead=looks_ahead))
     return torch.cat(found)
 
 
@@ -100,13 +109,13 @@ class _Group:
         self._places = starts[:, None] + torch.arange(QUERIES, device=q.device)
         self._lens, self._ends = lens[:, None, None], lens.tolist()
 
-    def attend(self, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(self, keys: Tensor, values: Tensor, *, looks_ahead: bool) -> Tensor:
         """Attend over `[n, Hk, L, D]` or `[1, Hk, L, D]`, block by block in order; `[n, QUERIES, Hq, D]`."""
         rows, mine = self._q.shape[:2], self._shape[0] * keys.shape[1]
         best = self._q.new_full(rows, float("-inf"))
         total, acc = self._q.new_zeros(rows), torch.zeros_like(self._q)
         # Blocks of keys that no token of the group sees would change nothing.
-        last = min(keys.shape[2], num_keys_for(int(self._places.max()) + 1))
+        last = keys.shape[2] if looks_ahead else min(keys.shape[2], num_keys_for(int(self._places.max()) + 1))
         for at in range(0, last, KEYS):
             of_keys, of_values = (self._block(x, at) for x in (keys, values))
             weights = self._scores(of_keys, at)

@@ -76,6 +76,7 @@ class TorchNativeBackend(AttentionBackend):
         sinks=True,
         soft_cap=True,
         bidirectional=True,
+        spans=True,
         mixers=frozenset({"kv", "latent"}),
         unequal_dims=True,
         needs_cpu_lens=True,
@@ -88,13 +89,14 @@ class TorchNativeBackend(AttentionBackend):
         self.device = device
         self._groups: list[DecodeGroup] = []
         self._whole: dict[tuple[int, int, Bounds], Tensor] = {}
+        self._spans: dict[int, Tensor] = {}
         # Where layers see what is behind a token, nothing is cached.
         self._layout = make_layout(config.layers[0], kv_pool, device) if config.layers[0].causal else NoPages()
 
     def plan(self, batch: ForwardBatch, phase: Phase) -> None:
         """Group the decode rows by length, and find where the step's keys and values go."""
         self._layout.plan(batch.kv_slots)
-        self._whole = {}
+        self._whole, self._spans = {}, spans_of(batch)
         lens = batch.seq_lens_cpu[: batch.num_decode]
         groups = torch_invariant.groups(lens) if self.batch_invariant else similar_lengths(lens)
         self._groups = [self._group(batch, lens, rows) for rows in groups]
@@ -165,24 +167,25 @@ class TorchNativeBackend(AttentionBackend):
         for index in range(batch.num_decode, batch.num_requests):
             num_new, num_all = batch.q_lens_cpu[index], batch.seq_lens_cpu[index]
             end = start + num_new
+            spans = self._spans.get(index) if layer.spans else None
             if self.batch_invariant and layer.causal:
-                self._extend_blocks(q[start:end], index, layer, batch, out[start:end])
+                self._extend_blocks(q[start:end], index, layer, batch, spans, out[start:end])
                 start = end
                 continue
             fresh = None
             if num_new == num_all and k is not None and v is not None:  # nothing is cached: no page is read
                 fresh = self._layout.fresh(layer, k[start:end], v[start:end])
-            if self._takes_blocks(q, num_new, layer):
+            if spans is None and self._takes_blocks(q, num_new, layer):
                 self._extend_by_blocks(q[start:end], fresh, index, layer, batch, out[start:end])
             elif fresh is not None:
                 padding = num_keys_for(num_all) - num_all
                 keys, values = (F.pad(x, (0, 0, 0, 0, 0, padding)).transpose(0, 1)[None] for x in fresh)
-                self._extend_one(q[start:end], keys, values, layer, num_all, out[start:end])
+                self._extend_one(q[start:end], keys, values, layer, num_all, spans, out[start:end])
             else:
                 num_keys, row = num_keys_for(num_all), batch.rows[index : index + 1]
                 both = self._layout.gather(layer, self._wanted(batch, row, num_keys), 1, num_keys)
                 keys, values = (x.to(q.dtype) for x in both)
-                self._extend_one(q[start:end], keys, values, layer, num_all, out[start:end])
+                self._extend_one(q[start:end], keys, values, layer, num_all, spans, out[start:end])
             start = end
 
     def forward_extend_latent(
@@ -191,7 +194,15 @@ class TorchNativeBackend(AttentionBackend):
         """Serves long chunks, which round otherwise than short ones."""
         return not self.batch_invariant and extend_by_heads(q, heads, layer, batch, self.kv_pool, out)
 
-    def _extend_blocks(self, q: Tensor, index: int, layer: AttentionLayer, batch: ForwardBatch, out: Tensor) -> None:
+    def _extend_blocks(
+        self,
+        q: Tensor,
+        index: int,
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        spans: Tensor | None,
+        out: Tensor,
+    ) -> None:
         """Attend the chunk of request `index`, `[n, Hq, D]`, by blocks of places."""
         num_all = batch.seq_lens_cpu[index]
         num_keys = self._num_keys(num_all)
@@ -201,7 +212,18 @@ class TorchNativeBackend(AttentionBackend):
         first = num_all - len(q)
         blocks, starts = torch_invariant.chunk_blocks(widened(q, keys.shape[-1]), first)
         lens = torch.tensor([num_all], device=self.device)
-        attended = self._attend_blocks(blocks, starts, keys, values, lens, layer).flatten(0, 1)
+        reach = bounds(layer)
+
+        def seen(queries: Tensor, places: Tensor) -> Tensor:
+            if spans is None:
+                return within(queries, places, reach)
+            at = queries - first
+            own = spans[at.clamp(0, len(spans) - 1)[..., 0]]
+            return within(queries, places, reach, own.where((at >= 0) & (at < len(spans)), 0))
+
+        attended = torch_invariant.attend_blocks(
+            blocks, starts, keys, values, lens, layer, seen, looks_ahead=spans is not None
+        ).flatten(0, 1)
         before = first - first // torch_invariant.QUERIES * torch_invariant.QUERIES
         out.copy_(attended[before : before + len(q), :, : layer.v_dim])
 
@@ -239,39 +261,59 @@ class TorchNativeBackend(AttentionBackend):
         )  # fmt: skip
 
     def _extend_one(
-        self, q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, num_all: int, out: Tensor
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        layer: AttentionLayer,
+        num_all: int,
+        spans: Tensor | None,
+        out: Tensor,
     ) -> None:
         """Attend one chunk `[n, Hq, D]` over `[1, Hk, L, D]`.
 
-        A long causal one is cut: its first queries do not see the last keys, those of a window not the first ones, and
-        a mask is of one piece only.
+        A long causal one is cut, not within an image: its first queries do not see the last keys, those of a window not
+        the first ones, and a mask is of one piece only.
         """
         reach, num_new = bounds(layer), q.shape[0]
-        is_whole = num_new == num_all and reach == UNBOUNDED and is_plain(layer)
+        is_whole = num_new == num_all and reach == UNBOUNDED and is_plain(layer) and spans is None
         if not layer.causal or is_whole or num_new <= PIECE:
-            self._extend_piece(q, keys, values, layer, num_all, 0, out)
+            self._extend_piece(q, keys, values, layer, num_all, 0, spans, out)
             return
-        for at in range(0, num_new, PIECE):
+        at, before = 0, num_all - num_new
+        while at < num_new:
             end = min(at + PIECE, num_new)
-            first, past = num_all - num_new + at, num_all - num_new + end
-            start = reach_start(first, reach) // BLOCK * BLOCK
+            start, own = reach_start(before + at, reach), None
+            if spans is not None:
+                end, start = int(spans[end - 1, 1]) - before, min(start, int(spans[at, 0]))
+                own = spans[at:end]
+            start, past = start // BLOCK * BLOCK, before + end
             seen = slice(start, num_keys_for(past))
-            self._extend_piece(q[at:end], keys[:, :, seen], values[:, :, seen], layer, past, start, out[at:end])
+            self._extend_piece(q[at:end], keys[:, :, seen], values[:, :, seen], layer, past, start, own, out[at:end])
+            at = end
 
     def _extend_piece(
-        self, q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, num_all: int, start: int, out: Tensor
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        layer: AttentionLayer,
+        num_all: int,
+        start: int,
+        spans: Tensor | None,
+        out: Tensor,
     ) -> None:
         """Attend the last queries of `num_all` places, `[n, Hq, D]`, over keys `[1, Hk, L, D]` from `start` on."""
         num_new, num_keys, d = q.shape[0], keys.shape[2], keys.shape[3]
         q = widened(q, d)
         queries = q.transpose(0, 1)[None]
         reach = bounds(layer)
-        plain_causal = num_new == num_all and reach == UNBOUNDED and is_plain(layer) and num_new > 1
+        plain_causal = num_new == num_all and reach == UNBOUNDED and is_plain(layer) and num_new > 1 and spans is None
         mask: Tensor | None = None
         if not layer.causal:
             mask, plain_causal = self._whole_mask(num_all, num_keys, reach, q.dtype), False
         elif not plain_causal:
-            mask = self._extend_mask(num_new, num_all, num_keys, start, reach, q.dtype)
+            mask = self._extend_mask(num_new, num_all, num_keys, start, reach, spans, q.dtype)
         if not is_plain(layer):
             attended = attend_written_out(queries, keys, values, mask, layer)
         elif num_new == 1:
@@ -292,11 +334,18 @@ class TorchNativeBackend(AttentionBackend):
         return group.bias[reach]
 
     def _extend_mask(
-        self, num_new: int, num_all: int, num_keys: int, start: int, reach: Bounds, dtype: torch.dtype
+        self,
+        num_new: int,
+        num_all: int,
+        num_keys: int,
+        start: int,
+        reach: Bounds,
+        spans: Tensor | None,
+        dtype: torch.dtype,
     ) -> Tensor:
-        """Additive mask `[num_new, L]` of keys from `start` on: causal, within window and chunk."""
+        """Additive mask `[num_new, L]` of keys from `start` on: causal, within window and chunk, or of one's image."""
         queries = torch.arange(num_all - num_new, num_all, device=self.device)[:, None]
-        seen = within(queries, torch.arange(start, start + num_keys, device=self.device), reach)
+        seen = within(queries, torch.arange(start, start + num_keys, device=self.device), reach, spans)
         return torch.zeros(seen.shape, dtype=dtype, device=self.device).masked_fill_(~seen, float("-inf"))
 
     def _whole_mask(self, num: int, num_keys: int, reach: Bounds, dtype: torch.dtype) -> Tensor:
@@ -315,14 +364,27 @@ class TorchNativeBackend(AttentionBackend):
         return within(queries, torch.arange(num_keys, device=self.device), reach)
 
 
-def within(queries: Tensor, places: Tensor, reach: Bounds) -> Tensor:
-    """Which of the keys at `places` `[L]` queries at places `[…, n, 1]` see, `[…, n, L]`."""
+def spans_of(batch: ForwardBatch) -> dict[int, Tensor]:
+    """Return the rows of `ForwardBatch.spans` by request, `[n, 2]`, of chunks that have images."""
+    if batch.spans is None:
+        return {}
+    each = torch.split(batch.spans, batch.q_lens_cpu)
+    return {index: own for index, own in enumerate(each) if bool((own[:, 1] - own[:, 0] > 1).any())}
+
+
+def within(queries: Tensor, places: Tensor, reach: Bounds, spans: Tensor | None = None) -> Tensor:
+    """Which of the keys at `places` `[L]` queries at places `[…, n, 1]` see, `[…, n, L]`.
+
+    With `spans` `[…, n, 2]` also those of each query's own image.
+    """
     window, chunk = reach
     seen = places <= queries
     if window is not None:
         seen &= places > queries - window
     if chunk is not None:
         seen &= places >= queries - queries % chunk
+    if spans is not None:
+        seen |= (places >= spans[..., :1]) & (places < spans[..., 1:])
     return seen
 
 

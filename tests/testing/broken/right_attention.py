@@ -137,6 +137,22 @@ class Prefilling(Right):
     caps = replace(Right.caps, graph="mixed")
 
 
+class SeesImages(Right):
+    """Has tokens of an image see all of it."""
+
+    caps = replace(Right.caps, spans=True, batch_invariant=False)
+
+    def attend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor, requests: range) -> None:
+        start, first = 0, int(batch.q_starts[requests.start])
+        for number in requests:
+            num_all, new = self.lens[number]
+            keys, values = self.gather(layer, batch, number, num_all)
+            spans = () if batch.spans is None else batch.spans[first + start : first + start + new].tolist()
+            own = sorted({(low, end) for low, end in spans if end - low > 1})
+            out[start : start + new] = attend(q[start : start + new], keys, values, layer, self.mistake, own)
+            start += new
+
+
 class FromProjection(Right):
     """Serves from the projection by the single steps."""
 

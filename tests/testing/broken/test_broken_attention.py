@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from right_attention import FromProjection, MakesHeads, Prefilling, Right, Sharing
+from right_attention import FromProjection, MakesHeads, Prefilling, Right, SeesImages, Sharing
 from torch import Tensor
 
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, Phase
@@ -19,6 +19,12 @@ from dovetail_testing.conformance.attention_reference import RIGHT
 
 def mistaken(**mistake: Any) -> type[Right]:
     return type("Broken", (Right,), {"mistake": replace(RIGHT, sentence="seeded", **mistake), "__module__": __name__})
+
+
+def blind(**mistake: Any) -> type[Right]:
+    return type(
+        "Blind", (SeesImages,), {"mistake": replace(RIGHT, sentence="seeded", **mistake), "__module__": __name__}
+    )
 
 
 class TakesZeroForTheEnd(Right):
@@ -334,6 +340,9 @@ FAULTS: dict[str, tuple[type[Right], str, str]] = {
         "test_both_directions",
         "its sliding window bounds what is before a token only",
     ),
+    "causal within images": (blind(ignores_spans=True), "test_images_see_both_ways", "it is causal within an image"),
+    "beyond its image": (blind(sees_later_spans=True), "test_images_see_both_ways", "a token sees what is behind its"),
+    "a window within images": (blind(clips_spans=True), "test_images_see_both_ways", "what a token sees of its own"),
     "misses the newest token": (mistaken(misses_newest=1), "test_page_sizes", "it misses the newest token"),
     "wrong heads": (mistaken(interleaves_heads=True), "test_grouped_heads", "it takes KV head h % num_kv_heads"),
     "wrong scale with grouped heads": (
@@ -417,6 +426,7 @@ FAULTS: dict[str, tuple[type[Right], str, str]] = {
     [
         pytest.param(Right, "", marks=pytest.mark.full),
         (FromProjection, "projection"),
+        (SeesImages, "images_see"),
         (MakesHeads, "latent"),
         (Sharing, "common or hint"),
         (Prefilling, "padded or replay"),

@@ -129,6 +129,7 @@ def common_caps(prefill: AttentionCaps, decode: AttentionCaps) -> AttentionCaps:
         sinks=prefill.sinks and decode.sinks,
         soft_cap=prefill.soft_cap and decode.soft_cap,
         bidirectional=prefill.bidirectional and decode.bidirectional,
+        spans=prefill.spans and decode.spans,
         mixers=prefill.mixers & decode.mixers,
         cache_dtypes=prefill.cache_dtypes & decode.cache_dtypes,
         unequal_dims=prefill.unequal_dims and decode.unequal_dims,

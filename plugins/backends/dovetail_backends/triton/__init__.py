@@ -42,6 +42,7 @@ class TritonBackend(AttentionBackend):
         chunked=True,
         sinks=True,
         soft_cap=True,
+        spans=True,
         mixers=frozenset({"kv", "latent"}),
         unequal_dims=True,
         cache_dtypes=frozenset(SCALED_DTYPES),

@@ -33,15 +33,16 @@ LOG2E = 1.4426950408889634
 
 @triton.jit
 def _attend_tile(
-    queries, k, v, table, at, head, length, place, best, total, acc, scale, k_scale, v_scale,
+    queries, k, v, table, at, head, length, place, low, high, best, total, acc, scale, k_scale, v_scale,
     stride_page, stride_token, stride_head, stride_scale_page, stride_scale_token,
     D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, P: tl.constexpr,
-    BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, SPAN: tl.constexpr, MASKED: tl.constexpr, CAP: tl.constexpr,
-    SCALED: tl.constexpr, E4M3: tl.constexpr,
+    BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, SPAN: tl.constexpr, IMAGES: tl.constexpr, MASKED: tl.constexpr,
+    CAP: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr,
 ):  # fmt: skip
     """Attend the keys `at … at + BLOCK_N - 1`; without MASKED, every row of the tile sees all of them.
 
-    `table` is the request's row of the page table; without pages, where its first key stands.
+    `table` is the request's row of the page table; without pages, where its first key stands. With IMAGES, a row sees
+    the places `low … high - 1`, too.
     """
     places = at + tl.arange(0, BLOCK_N)
     inside = places < length
@@ -70,6 +71,8 @@ def _attend_tile(
             seen &= places[None, :] > place[:, None] - WINDOW
         if SPAN > 0:
             seen &= places[None, :] >= (place // SPAN * SPAN)[:, None]
+        if IMAGES:
+            seen |= (places[None, :] >= low[:, None]) & (places[None, :] < high[:, None])
         scores = tl.where(seen, scores, float("-inf"))
     new = tl.maximum(best, tl.max(scores, 1) * scale)
     shift = new
@@ -94,14 +97,14 @@ def _attend_tile(
 
 @triton.jit(do_not_specialize=["first_request", "first_token", "num", "first_head"])
 def _extend_kernel(
-    q, k, v, page_table, rows, seq_lens, q_starts, key_starts, sinks, out, k_scale, v_scale,
+    q, k, v, page_table, rows, seq_lens, q_starts, key_starts, spans, sinks, out, k_scale, v_scale,
     scale, first_request, first_token, num, first_head,
     stride_qt, stride_qh, stride_ot, stride_oh, stride_table, stride_page, stride_token, stride_head,
     stride_scale_page, stride_scale_token,
     G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, P: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr,
-    SPAN: tl.constexpr, SINKS: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr, E4M3: tl.constexpr,
-    FIXED: tl.constexpr, PDL: tl.constexpr,
+    SPAN: tl.constexpr, IMAGES: tl.constexpr, SINKS: tl.constexpr, CAP: tl.constexpr, SCALED: tl.constexpr,
+    E4M3: tl.constexpr, FIXED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -136,10 +139,17 @@ def _extend_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     lowest = length - num_new + tile * BLOCK_M // G
     highest = tl.minimum(length - num_new + (tile * BLOCK_M + BLOCK_M - 1) // G, length - 1)
+    low, high = place, place
+    if IMAGES:
+        low = tl.load(spans + (start + token) * 2, mask=live, other=length).to(tl.int32)
+        high = tl.load(spans + (start + token) * 2 + 1, mask=live, other=0).to(tl.int32)
+        highest = tl.maximum(highest, tl.max(high, 0) - 1)
     first = 0
     seen_by_all = (lowest + 1) // BLOCK_N * BLOCK_N
     if WINDOW > 0:
         first = tl.maximum(lowest - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        if IMAGES:
+            first = tl.minimum(first, tl.min(low, 0) // BLOCK_N * BLOCK_N)
         seen_by_all = first
     if SPAN > 0:
         first = lowest // SPAN * SPAN // BLOCK_N * BLOCK_N
@@ -148,15 +158,15 @@ def _extend_kernel(
         seen_by_all = first
     for at in tl.range(first, seen_by_all, BLOCK_N, num_stages=STAGES):
         best, total, acc = _attend_tile(
-            queries, k, v, table, at, head, length, place, best, total, acc, scale, k_scale, v_scale,
+            queries, k, v, table, at, head, length, place, low, high, best, total, acc, scale, k_scale, v_scale,
             stride_page, stride_token, stride_head, stride_scale_page, stride_scale_token,
-            D, BLOCK_D, DV, BLOCK_V, P, BLOCK_N, WINDOW, SPAN, False, CAP, SCALED, E4M3,
+            D, BLOCK_D, DV, BLOCK_V, P, BLOCK_N, WINDOW, SPAN, IMAGES, False, CAP, SCALED, E4M3,
         )  # fmt: skip
     for at in tl.range(seen_by_all, highest + 1, BLOCK_N, num_stages=STAGES):
         best, total, acc = _attend_tile(
-            queries, k, v, table, at, head, length, place, best, total, acc, scale, k_scale, v_scale,
+            queries, k, v, table, at, head, length, place, low, high, best, total, acc, scale, k_scale, v_scale,
             stride_page, stride_token, stride_head, stride_scale_page, stride_scale_token,
-            D, BLOCK_D, DV, BLOCK_V, P, BLOCK_N, WINDOW, SPAN, True, CAP, SCALED, E4M3,
+            D, BLOCK_D, DV, BLOCK_V, P, BLOCK_N, WINDOW, SPAN, IMAGES, True, CAP, SCALED, E4M3,
         )  # fmt: skip
     if SINKS:
         total, acc = with_sinks(sinks, heads, live, best, total, acc)
@@ -269,6 +279,7 @@ def _launch(
     scale_tensors, scale_strides, kinds = scale_arguments(scales, q)
     group = q.shape[1] // layer.num_kv_heads
     num = stop - first
+    has_images = layer.spans and batch.spans is not None
     block_d, block_v = block_of_width(d), block_of_width(dv)
     block_m, block_n, warps, stages = tile or choose_tile(
         longest * group, max(d, dv), q.dtype, shared_bytes(q.device),
@@ -282,6 +293,7 @@ def _launch(
         strides = k.stride(0), k.stride(1), k.stride(2)
     _extend_kernel[(triton.cdiv(q.shape[0] * group, block_m) + num, num_heads)](
         q, k, v, batch.page_table, batch.rows, batch.seq_lens, batch.q_starts, starts,
+        batch.spans if has_images else q,
         layer.sinks if layer.sinks is not None else q, out, *scale_tensors,
         layer.scale * LOG2E, first, first, num, first_head,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), batch.page_table.stride(0),
@@ -289,6 +301,7 @@ def _launch(
         P=page_size, BLOCK_M=block_m, BLOCK_N=block_n, STAGES=stages,
         BLOCK_R=block_of(max(2, num) if is_fixed or copy is not None else num),
         WINDOW=layer.sliding_window or 0,
-        SPAN=layer.chunk_size or 0, SINKS=layer.sinks is not None, CAP=(layer.soft_cap or 0.0) * LOG2E,
+        SPAN=layer.chunk_size or 0, IMAGES=has_images, SINKS=layer.sinks is not None,
+        CAP=(layer.soft_cap or 0.0) * LOG2E,
         FIXED=is_fixed, num_warps=warps, **kinds, **launch_options(q),
     )  # fmt: skip
