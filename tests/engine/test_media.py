@@ -90,6 +90,26 @@ def test_right_spans_are_taken() -> None:
     assert fault(spans, 10, 0) == "the model reads text only, and the prompt has images"
 
 
+def test_no_chunk_ends_within_an_image_that_sees_both_ways() -> None:
+    """It ends before the image, or behind it where the step may have so many tokens; or there is none."""
+    spans = (span(3, 4), span(7, 5, name=2), span(20, 6, name=3))
+    cut, whole = (RequestMedia(spans, [0] * 30, is_cut=is_cut) for is_cut in (True, False))
+    for start in range(30):
+        for num in range(1, 31 - start):
+            assert cut.uncut(start, num, num) == num
+            for most in (num, 30):
+                found = whole.uncut(start, num, most)
+                assert not any(one.start < start + found < one.start + one.num for one in spans) or found == 0
+                inside = next((one for one in spans if one.start < start + num < one.start + one.num), None)
+                if inside is None:
+                    assert found == num
+                elif inside.start > start:
+                    assert start + found == inside.start
+                else:
+                    end = inside.start + inside.num
+                    assert found == (end - start if end - start <= most else 0)
+
+
 @dataclass
 class Plan:
     encode: list[MediaSpan] = field(default_factory=list)

@@ -201,6 +201,9 @@ class Admission:
             wanted = request.num_pending - 1  # a state that has taken a token in does not take it in again
         num = min(wanted, self._budget) if self._limits.cut_prompts else wanted
         is_cut = 0 < num < wanted
+        if request.media is not None and num > 0:
+            # An image that no step has room for is computed alone: by the first chunk of a step.
+            num = request.media.uncut(request.computed_len, num, num if self._plan.chunks else wanted)
         if request.media is not None and num > 0 and (tower := self._scheduler.tower) is not None:
             num = tower.fit(request.media, request.computed_len, num, self._plan)
         if 0 < num < wanted:
@@ -208,6 +211,9 @@ class Admission:
             num = aligned if is_cut else aligned or num  # one that ends before an image must get on
             if is_cut:
                 self._budget = max(num, 0)  # the remaining budget is below any request's next chunk
+        if request.media is not None and num > 0:
+            room = self._pages.num_fitting(request, num)
+            num = request.media.uncut(request.computed_len, room, room)
         num = self._pages.provide(request, num) if num > 0 else num
         if num > 0:
             is_last, pools = num == request.num_pending, request.pool is not None

@@ -309,7 +309,7 @@ class EngineCore:
             return
         request.max_tokens = min(message.params.max_tokens, room) if request.pool is None else 0
         if message.media:
-            request.media = RequestMedia(message.media, message.prompt_ids)
+            request.media = RequestMedia(message.media, message.prompt_ids, is_cut=self._info.cuts_images)
             request.ids[: request.num_prompt] = keyed(message.prompt_ids, message.media, self._key_secret)
         self.scheduler.add(request)
         if self.grammars is not None:

@@ -230,13 +230,17 @@ class KVCacheManager:
         """
         if not self.tree.partial:
             return num_tokens
-        start = request.computed_len
-        for g in self._sliding:
-            room = self.allocators[g].num_free + self.tree.num_free_to_go(g)
-            num_tokens = min(num_tokens, (len(request.pages[g]) + room) * self.page_size - start)
+        start, num_tokens = request.computed_len, self.num_fitting(request, num_tokens)
         if num_tokens > 0:
             self._extend(request, [self.pages_for(start + num_tokens)] * len(self.allocators), self._sliding)
             self._copy_states(request, start, start + num_tokens)
+        return num_tokens
+
+    def num_fitting(self, request: EngineRequest, num_tokens: int) -> int:
+        """Return how many tokens of a request's next chunk there is room for, as `provide` does."""
+        for g in self._sliding:
+            room = self.allocators[g].num_free + self.tree.num_free_to_go(g)
+            num_tokens = min(num_tokens, (len(request.pages[g]) + room) * self.page_size - request.computed_len)
         return max(0, num_tokens)
 
     def growing(self, requests: Sequence[EngineRequest]) -> list[EngineRequest]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from math import prod
@@ -22,12 +23,31 @@ class RequestMedia:
 
     Attributes:
         spans: Where images stand.
+        is_cut: Whether a step may compute a part of an image's tokens: not where they see both ways.
     """
 
-    __slots__ = ("_prompt", "spans")
+    __slots__ = ("_prompt", "is_cut", "spans")
 
-    def __init__(self, spans: tuple[MediaSpan, ...], prompt: Sequence[int]) -> None:
-        self.spans, self._prompt = spans, array("i", prompt)
+    def __init__(self, spans: tuple[MediaSpan, ...], prompt: Sequence[int], *, is_cut: bool = True) -> None:
+        self.spans, self._prompt, self.is_cut = spans, array("i", prompt), is_cut
+
+    def uncut(self, start: int, num: int, most: int) -> int:
+        """Return how many of the tokens `start … start + num - 1` a chunk may have that ends within no image.
+
+        That is fewer, or none; up to `most` where the chunk would have nothing but a part of its first image.
+        """
+        span = None if self.is_cut else self._around(start + num)
+        if span is None:
+            return num
+        if span.start > start:
+            return span.start - start
+        whole = span.start + span.num - start
+        return whole if whole <= most else 0
+
+    def _around(self, place: int) -> MediaSpan | None:
+        """Return the span that has tokens before a place and at it."""
+        at = bisect_left(self.spans, place, key=lambda span: span.start) - 1
+        return self.spans[at] if at >= 0 and place < self.spans[at].start + self.spans[at].num else None
 
     def restored(self, ids: array[int], start: int) -> array[int]:
         """Return known ids `start …` of the request with token ids in place of keys."""

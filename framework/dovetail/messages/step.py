@@ -227,6 +227,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     `chunk_size` is the prompt tokens of a step, -1: prompts are not cut. `prefix_group` as in the attention contract.
     `graphs` are those that may be captured, in the order in which they are; `prepared` says how far that has come.
     `image_token_bytes` are those of the tower's output for a token of an image; 0: the model reads text only.
+    `cuts_images`: chunks may end within an image; not where its tokens see both ways.
     """
 
     architecture: str
@@ -253,3 +254,4 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[KernelUse, ...] = ()
     kept_masks: int = 0
     image_token_bytes: int = 0
+    cuts_images: bool = True

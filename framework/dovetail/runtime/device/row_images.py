@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +65,17 @@ class ImagePositions:
         return np.concatenate((known, np.broadcast_to(behind, (3, len(behind)))), 1)
 
 
+class ImageTensors(NamedTuple):
+    """Fields of `ForwardBatch`."""
+
+    images: ImageRows | None = None
+    spans: Tensor | None = None
+    rope_positions: Tensor | None = None
+
+
+NO_IMAGES = ImageTensors()
+
+
 class RowImages:
     """Images of the requests in device rows, and the tower's output by digest.
 
@@ -71,7 +83,9 @@ class RowImages:
         deltas: `[S]` int64 on the device, `ImagePositions.delta` of each row; None where positions are plain.
     """
 
-    def __init__(self, encode: Encode, num_rows: int, device: torch.device, *, has_sections: bool) -> None:
+    def __init__(
+        self, encode: Encode, num_rows: int, device: torch.device, *, has_sections: bool, has_spans: bool = False
+    ) -> None:
         """No row has images.
 
         Args:
@@ -79,8 +93,9 @@ class RowImages:
             num_rows: S.
             device: The model's.
             has_sections: Rotary embeddings turn by three positions.
+            has_spans: Tokens of an image see all of it.
         """
-        self._encode, self._device = encode, device
+        self._encode, self._device, self._has_spans = encode, device, has_spans
         self.deltas = torch.zeros(num_rows, dtype=torch.int64, device=device) if has_sections else None
         self._known: Longs = np.zeros(num_rows, np.int64)
         self._media: dict[int, tuple[MediaSpan, ...]] = {}
@@ -124,8 +139,8 @@ class RowImages:
             rows = upload([admit.row], torch.int64, self._device)
             self.deltas.index_copy_(0, rows, upload([delta], torch.int64, self._device))
 
-    def of(self, step: StepInput, positions: Longs, starts: Longs) -> tuple[ImageRows | None, Tensor | None]:
-        """Return `ForwardBatch.images` and `ForwardBatch.rope_positions` of a step.
+    def of(self, step: StepInput, positions: Longs, starts: Longs) -> ImageTensors:
+        """Return what a step's batch has of images.
 
         Args:
             step: The step.
@@ -134,10 +149,10 @@ class RowImages:
         """
         here = [(i, row) for i, row in enumerate(step.rows.tolist()) if row in self._media]
         if not here:
-            return None, None
+            return NO_IMAGES
         places: list[Longs] = []
         parts: list[Tensor] = []
-        turned = np.tile(positions, (3, 1))
+        turned, spans = np.tile(positions, (3, 1)), np.stack((positions, positions + 1), 1)
         for i, row in here:
             first, end = int(starts[i]), int(starts[i + 1])
             begin = int(positions[first])
@@ -145,12 +160,19 @@ class RowImages:
                 low, high = max(begin, span.start), min(begin + end - first, span.start + span.num)
                 if low < high:
                     places.append(np.arange(low, high) - begin + first)
+                    spans[places[-1]] = span.start, span.start + span.num
                     offset = span.first + low - span.start
                     parts.append(self._outputs[span.digest][:, offset : offset + high - low])
             if self.deltas is not None:
                 turned[:, first:end] = self._positions[row].between(begin, begin + end - first)
         images = None
         if parts:
-            at = to_device(torch.from_numpy(np.concatenate(places)), self._device)
-            images = ImageRows(at, parts[0] if len(parts) == 1 else torch.cat(parts, 1))
-        return images, None if self.deltas is None else to_device(torch.from_numpy(turned), self._device)
+            images = ImageRows(self._sent(np.concatenate(places)), parts[0] if len(parts) == 1 else torch.cat(parts, 1))
+        return ImageTensors(
+            images,
+            self._sent(spans) if parts and self._has_spans else None,
+            None if self.deltas is None else self._sent(turned),
+        )
+
+    def _sent(self, numbers: Longs) -> Tensor:
+        return to_device(torch.from_numpy(numbers), self._device)

@@ -13,6 +13,7 @@ from dovetail.contracts.attention import AttentionBackend, ForwardBatch, StateSa
 from dovetail.messages.step import Ints, StepInput
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.devices import to_device
+from dovetail.runtime.device.row_images import NO_IMAGES
 
 Longs = npt.NDArray[np.int64]
 NO_DRAFT = -2
@@ -73,9 +74,7 @@ def prepare(step: StepInput, state: DeviceState, attention: AttentionBackend, pa
     # Without drafts: how many of those count is known when the step is read.
     state.lens[step.rows] = tokens.lens if step.num_drafts is None else tokens.lens - step.num_drafts
     rows = _to(step.rows, device)
-    images, rope_positions = (
-        (None, None) if state.images is None else state.images.of(step, tokens.positions, tokens.starts)
-    )
+    seen = NO_IMAGES if state.images is None else state.images.of(step, tokens.positions, tokens.starts)
     batch = ForwardBatch(
         num_decode=n,
         positions=_to(tokens.positions, device),
@@ -92,8 +91,9 @@ def prepare(step: StepInput, state: DeviceState, attention: AttentionBackend, pa
         saves=tuple(StateSave(*one) for one in tokens.saves.tolist()),
         save_table=_to(tokens.saves, device) if len(tokens.saves) else None,
         segments=_segments(step, state, tokens),
-        images=images,
-        rope_positions=rope_positions,
+        images=seen.images,
+        spans=seen.spans,
+        rope_positions=seen.rope_positions,
     )
     return PreparedBatch(_input_ids(step, state, rows[:n]), batch)
 

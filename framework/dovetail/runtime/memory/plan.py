@@ -218,7 +218,7 @@ def plan_memory(
         raise ModelError(reason)
     item = ITEM_BYTES[dtype]
     context, rows = context_len(settings, config), settings.max_running_requests
-    tokens = _step_tokens(settings, device.kind, weight_bytes, context, is_cut=bool(config.cache_groups))
+    tokens = _step_tokens(settings, config, device.kind, weight_bytes, context)
     size = settings.page_size
     plan = MemoryPlan(
         device=device,
@@ -366,13 +366,18 @@ def _uncached_notes(settings: EngineSettings, plan: MemoryPlan) -> tuple[str, ..
     return tuple(notes)
 
 
-def _step_tokens(settings: EngineSettings, kind: str, weight_bytes: int, context: int, *, is_cut: bool) -> int:
-    """Most tokens of a step: a chunk, or a whole prompt where prompts are not cut, and one per running request."""
+def _step_tokens(settings: EngineSettings, config: ModelConfig, kind: str, weight_bytes: int, context: int) -> int:
+    """Most tokens of a step: a chunk, or a whole prompt where prompts are not cut, and one per running request.
+
+    An image that is not cut is a chunk, too.
+    """
     chunk = chunk_size(settings, kind, weight_bytes)
     if chunk == -1:
         chunk = max(settings.max_prefill_tokens, context)
-    elif not is_cut:
+    elif not config.cache_groups:
         chunk = max(chunk, context)
+    if config.vision is not None:
+        chunk = max(chunk, config.vision.span_tokens)
     rows = settings.max_running_requests
     return min(chunk, rows * context) + rows
 

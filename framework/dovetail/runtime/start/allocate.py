@@ -74,8 +74,9 @@ def allocate(checked: Checked, loaded: LoadedModel, planned: MemoryPlan) -> Allo
     )
     state.params.batch_invariant = settings.batch_invariant
     if isinstance(loaded.model, VisionTower) and checked.config.vision is not None:
-        num_rows, has_sections = len(state.lens), bool(checked.config.rope.sections)
-        state.images = RowImages(loaded.model.encode, num_rows, device, has_sections=has_sections)
+        config, num_rows = checked.config, len(state.lens)
+        has_sections, has_spans = bool(config.rope.sections), any(spec.spans for spec in config.layers)
+        state.images = RowImages(loaded.model.encode, num_rows, device, has_sections=has_sections, has_spans=has_spans)
     attention = make_attention(
         checked.chosen.backends, checked.local, pool, state.page_tables, device,
         batch_invariant=settings.batch_invariant,
