@@ -162,6 +162,41 @@ PIXTRAL: dict[str, Any] = {
     "reference_count": pixtral_count,
     "reference_arrays": pixtral_arrays,
 }
+GEMMA3_CONFIG = {
+    **{"boi_token_index": 255999, "eoi_token_index": 256000, "image_token_index": 262144, "mm_tokens_per_image": 256},
+    "vision_config": {"image_size": 896, "patch_size": 14},
+}
+GEMMA3_PREPROCESSOR = {
+    "do_pan_and_scan": None,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_processor_type": "Gemma3ImageProcessor",
+    "image_seq_length": 256,
+    "image_std": [0.5, 0.5, 0.5],
+    "resample": 2,
+    "size": {"height": 896, "width": 896},
+}
+"""As in the published Gemma 3."""
+
+
+@cache
+def gemma3(side: int = 896, **changes: Any) -> Any:
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    return Gemma3ImageProcessorPil(size={"height": side, "width": side}, **changes)
+
+
+def gemma3_arrays(self: Any, image: Any) -> dict[str, Any]:
+    found = gemma3(do_rescale=False, do_normalize=False)(image, return_tensors="np")["pixel_values"][0]
+    blocks = found.reshape(3, 64, 14, 64, 14).transpose(1, 3, 0, 2, 4)
+    return {"patches": blocks.reshape(4096, -1).astype(np.uint8), "grid": np.array([1, 64, 64], np.int32)}
+
+
+GEMMA3: dict[str, Any] = {
+    "config": GEMMA3_CONFIG,
+    "preprocessor": GEMMA3_PREPROCESSOR,
+    "reference_count": lambda self, width, height: 256,  # `Gemma3Processor` writes so many, whatever the size
+    "reference_arrays": gemma3_arrays,
+}
 QWEN3_VL: dict[str, Any] = {
     "config": QWEN3_CONFIG,
     "preprocessor": QWEN3_PREPROCESSOR,

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from families import DELTA, MOE, QUARTER, SECTIONS, SIZES, perturb
-from image_references import INTERNVL_PREPROCESSOR, internvl, pixtral, qwen2_vl, qwen3_vl
+from families import DECODERS, DELTA, MOE, QUARTER, SECTIONS, SIZES, perturb
+from image_references import INTERNVL_PREPROCESSOR, gemma3, internvl, pixtral, qwen2_vl, qwen3_vl
 from PIL import Image
 
 from dovetail.contracts.processor import ImageProcessor
@@ -33,6 +33,10 @@ PIXTRAL = {
     "patch_size": 10,  # transformers' Mistral 3 fails where an image is one block
 }
 VISION: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
+        **{"image_size": 56, "patch_size": 7},
+    },
     "qwen2_vl": {"depth": 3, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "num_heads": 2, "patch_size": 14},
     "qwen2_5_vl": {
         **{"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64},
@@ -50,6 +54,7 @@ VISION: dict[str, dict[str, Any]] = {
 }
 """The vision part by `model_type`."""
 TEXT: dict[str, dict[str, Any]] = {
+    "gemma3": {**DECODERS["gemma3_text"], "sliding_window": 18, "initializer_range": 0.02},
     "qwen2_vl": SECTIONS,
     "qwen2_5_vl": SECTIONS,
     "qwen3_vl": {**TURNS, "num_hidden_layers": 3},
@@ -64,6 +69,7 @@ TEXT: dict[str, dict[str, Any]] = {
     },
 }
 OTHERS: dict[str, dict[str, Any]] = {
+    "gemma3": {"image_token_index": IMAGE, "boi_token_index": 118, "eoi_token_index": 119, "mm_tokens_per_image": 16},
     "llava": {"vision_feature_layer": -1, "vision_feature_select_strategy": "full", "image_token_index": IMAGE},
     "mistral3": {"image_token_index": IMAGE},
     "internvl": {"image_token_id": IMAGE},
@@ -73,7 +79,7 @@ ADDED = {"[IMG_BREAK]": 124, "[IMG_END]": 125, "<img>": 126, "</img>": 127}
 """Tokens of a tokenizer."""
 EDGE = {"size": {"longest_edge": 140}}
 TILES = {**INTERNVL_PREPROCESSOR, "size": {"height": 28, "width": 28}, "max_patches": 6}
-PREPROCESSOR: dict[str, dict[str, Any]] = {"llava": EDGE, "mistral3": EDGE, "internvl": TILES}
+PREPROCESSOR: dict[str, dict[str, Any]] = {"gemma3": {}, "llava": EDGE, "mistral3": EDGE, "internvl": TILES}
 """`preprocessor_config.json` by `model_type`; of Qwen's models, it is `PIXELS` and the patch."""
 ODD = ((28, 28), (57, 91), (200, 31), (143, 143))
 
@@ -88,13 +94,24 @@ def make_vl(folder: Path, kind: str = "qwen2_5_vl", vision: Mapping[str, Any] = 
     config = CONFIG_MAPPING[kind](text_config=text, vision_config={**VISION[kind], **vision}, **others)
     made = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
     perturb(made)
+    if kind == "gemma3":
+        open_eyes(made)
     for param in made.parameters():
         if param.dim() > 1 and not param.any():  # learned positions: zeros would hide where they stand
             torch.nn.init.normal_(param, std=0.5)
     made.save_pretrained(folder)
-    preprocessor = PREPROCESSOR.get(kind) or {**PIXELS, "patch_size": VISION[kind]["patch_size"]}
+    preprocessor = PREPROCESSOR.get(kind, {**PIXELS, "patch_size": VISION[kind]["patch_size"]})
     (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor))
     return made.requires_grad_(False)
+
+
+@torch.no_grad()
+def open_eyes(model: Any) -> None:
+    """Have tokens depend on images: a fresh projection is zero, and other fresh weights hardly tell images apart."""
+    torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight)
+    for name, weight in model.named_parameters():
+        if weight.dim() > 1 and ("vision_tower" in name or "layers" in name):
+            weight.mul_(3 if "vision_tower" in name else 2)
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -130,7 +147,8 @@ class Prompts:
 
     def submit(self, parts: Sequence[Sequence[int] | Image.Image], num: int = 8, rid: str = "", **more: Any) -> Submit:
         """Texts as ids, and images."""
-        ids = [token for part in parts for token in (part if isinstance(part, list | tuple) else (START, IMAGE, END))]
+        image = START, self.processor.placeholder_id, END
+        ids = [token for part in parts for token in (part if isinstance(part, list | tuple) else image)]
         images = [self.prepare(part) for part in parts if isinstance(part, Image.Image)]
         found = expand(ids, self.processor, images)
         params = SamplerParams(max_tokens=num, temperature=0.0, ignore_eos=True)
@@ -140,9 +158,9 @@ class Prompts:
 def processed(model: Any, images: Sequence[Image.Image]) -> Any:
     """What transformers' processor makes of images."""
     config = model.config
-    if config.model_type == "internvl":
-        made = internvl(28, 6)(list(images), return_tensors="pt")
-        return {"pixel_values": made["pixel_values"]}
+    if config.model_type in ("internvl", "gemma3"):
+        made = internvl(28, 6) if config.model_type == "internvl" else gemma3(config.vision_config.image_size)
+        return {"pixel_values": made(list(images), return_tensors="pt")["pixel_values"]}
     if config.model_type in PREPROCESSOR:
         unit = config.vision_config.patch_size * getattr(config, "spatial_merge_size", 1)
         return made_of(pixtral, **EDGE, patch_size=unit)(list(images), return_tensors="pt")
@@ -160,8 +178,10 @@ def made_of(made: Any, **given: Any) -> Any:
 def reference(model: Any, parts: Sequence[Sequence[int] | Image.Image], submit: Submit, num: int = 8) -> list[int]:
     """Transformers' greedy tokens."""
     ids = torch.tensor([submit.prompt_ids])
-    is_qwen = model.config.model_type not in OTHERS
-    given: dict[str, Any] = {"mm_token_type_ids": (ids == IMAGE).int()} if is_qwen else {}
+    kind = model.config.model_type
+    ids_of_kinds = "token_type_ids" if kind == "gemma3" else "mm_token_type_ids"
+    has_kinds = kind == "gemma3" or kind not in OTHERS
+    given: dict[str, Any] = {ids_of_kinds: (ids == IMAGE).int()} if has_kinds else {}
     images = [part for part in parts if isinstance(part, Image.Image)]
     if images:
         given |= dict(processed(model, images))

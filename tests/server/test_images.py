@@ -17,7 +17,7 @@ from seeing_server import CAT, DOG, PAD, SeeingHarness, data_url, part, png, wri
 
 from dovetail.messages import Submit
 from dovetail.messages.media import read_arrays
-from dovetail.processing.image_parts import PlainPlaceholders
+from dovetail.processing.image_parts import PlainPlaceholders, surrounded
 from dovetail.text.chat.template import ChatTemplate
 from dovetail_parsers.tools.hermes import HermesTools
 from dovetail_server.errors import ServiceError
@@ -191,6 +191,22 @@ def test_how_a_template_writes_a_text(seeing: SeeingHarness, printed: str) -> No
     [message] = plain.marked([{"role": "user", "content": PAD}])
     rendered = template.render([], template_kwargs={"note": message["content"]})
     assert PAD in plain.unmarked(rendered.text)
+
+
+def test_texts_around_an_image(seeing: SeeingHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are tokenized with the text beside them; what a user typed has none, and a prompt of text has them, too."""
+    tools, images = seeing.tools, seeing.tools.images
+    assert images is not None
+    monkeypatch.setattr(type(images), "around", ("[[", "]"))
+    plain = PlainPlaceholders(tools, images.placeholder_id)
+    written = f"a [{PAD}] b {PAD}"
+    ids = plain.encode(written + plain.marked(f" c{PAD}d"), add_special_tokens=False, keeps=False)
+    expected = f"a [[[{PAD}]] b [[{PAD}]"
+    assert tools.tokenizer.decode(ids, skip_special_tokens=False) == f"{expected} c{PAD}d"
+    assert ids.count(images.placeholder_id) == 2
+    whole = tools.encode(f"{expected} c", "messages", add_special_tokens=False)
+    assert ids[: len(whole)] == list(whole)
+    assert surrounded(tools, written) == expected
 
 
 def test_every_api(server: SeeingHarness) -> None:

@@ -141,6 +141,7 @@ ATTRS: dict[tuple[str, str], dict[str, Any]] = {
         "params": [{"size": 1}, {"size": 2}, {"size": 4, "prompt": False}, {"size": 16}],
         "wrong_params": [{}, {"size": 0}, {"size": 17}, {"size": "2"}, {"size": 2, "prompt": 1}],
     },
+    ("processor", "gemma3"): IMAGES.GEMMA3,
     ("processor", "internvl"): IMAGES.INTERNVL,
     ("processor", "pixtral"): IMAGES.PIXTRAL,
     ("processor", "qwen2-vl"): IMAGES.QWEN2_VL,
@@ -210,7 +211,7 @@ SEEN = {
     *("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
     *("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
     *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
-    *("InternVLForConditionalGeneration", "Mistral3ForConditionalGeneration"),
+    *("Gemma3ForConditionalGeneration", "InternVLForConditionalGeneration", "Mistral3ForConditionalGeneration"),
 }
 """Models whose towers are served, too."""
 

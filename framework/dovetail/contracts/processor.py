@@ -61,11 +61,13 @@ class ImageProcessor(Configurable, ABC):
         embed_id: Token id whose embedding is replaced by tower output.
         token_texts: Texts of added tokens by key of `config`. A key that `config.json` lacks gets the token's id in the
             model's tokenizer; where that has no such token, the key stays away.
+        around: Texts before and behind the placeholder of every image, which are tokenized with the text beside them.
     """
 
     placeholder_id: int
     embed_id: int
     token_texts: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    around: ClassVar[tuple[str, str]] = ("", "")
 
     @classmethod
     @abstractmethod

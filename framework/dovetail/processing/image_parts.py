@@ -92,6 +92,7 @@ class PlainPlaceholders:
 
     def encode(self, text: str, *, add_special_tokens: bool, keeps: bool) -> list[int]:
         """Tokenize a rendered conversation: a mark becomes the tokens of its text, none of which is special."""
+        text = surrounded(self._processor, text)  # what users typed is a mark
         head, *rest = text.replace(self._cut, f"{self._mark}{self._cut}").split(self._mark)
         ids = self._encoded(head, add_special_tokens, keeps)
         for piece in rest:
@@ -151,6 +152,14 @@ def expanded(
         return expand(ids, processor, images)
     except RequestError as error:
         raise RequestError(f"{error.message}; {hint}", param=name, code=error.code) from None
+
+
+def surrounded(processor: Processor, text: str) -> str:
+    """Return a text that is to be tokenized, with the model's texts around each placeholder of an image."""
+    if processor.images is None or not any(processor.images.around):
+        return text
+    placeholder = processor.tokenizer.token_text(processor.images.placeholder_id)
+    return text.replace(placeholder, placeholder.join(processor.images.around))
 
 
 def shown(processor: Processor, prompt: Ids, parts: Sequence[Message], name: str) -> Ids:

@@ -22,7 +22,7 @@ from dovetail.grammar.spec.fields import RequestedGrammar, read_grammar
 from dovetail.messages import SamplerParams, Submit
 from dovetail.messages.media import MediaSpan
 from dovetail.processing.constraints import NONE, Constraints, chat_constraints, text_constraints
-from dovetail.processing.image_parts import cuts_images, media_of, of_images, shown, with_images, with_media
+from dovetail.processing.image_parts import cuts_images, media_of, of_images, shown, surrounded, with_images, with_media
 from dovetail.processing.processor import Processor
 from dovetail.processing.prompts import ChatTokens, chat_prompt, cut_to, last_words, without_oldest
 from dovetail.processing.refusals import context_too_short, empty_prompt, fields_named, no_infill
@@ -199,6 +199,8 @@ class Preparation:
         fill_in = self._fill_in(prompt.suffix)
         if isinstance(prompt, Text):
             text = prompt.text if fill_in is None else fill_in.text(prompt.text, prompt.suffix)
+            if prompt.images:
+                text = surrounded(self._processor, text)
             special = prompt.adds_special_tokens
             ids = self._processor.encode(text, name, add_special_tokens=special, keeps=keeps and fill_in is None)
             made = Ids(ids=ids, text=prompt.text, suffix=prompt.suffix)

@@ -68,7 +68,6 @@ class TextPart(ModelPlugin):
     """Serves the text of models that take images, too."""
 
     architectures: ClassVar[Sequence[str]] = (
-        "Gemma3ForConditionalGeneration",
         "Gemma4ForConditionalGeneration",
         "Lfm2VlForConditionalGeneration",
         "Llama4ForConditionalGeneration",

@@ -1,0 +1,126 @@
+"""Images for Gemma 3: each is stretched to one square, and has as many tokens as any other.
+
+Equal to transformers' `Gemma3ImageProcessorPil` (5.23), and to the tokens that its `Gemma3Processor` writes. Pan and
+scan, which adds crops of long images, is off in published models and not built. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+
+from dovetail.contracts import ImageLayout, ImageProcessor, ModelError
+from dovetail.contracts.processor import Arrays
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+BILINEAR = 2
+"""Pillow's number of the filter."""
+HALVES = (0.5, 0.5, 0.5)
+MAX_SIDE = 4096
+"""Of the square, in pixels, and of a patch; the published models have 896 and 14."""
+MAX_TOKENS = 1 << 14
+FIXED: dict[str, Any] = {
+    **dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"), True),
+    **{"resample": BILINEAR, "rescale_factor": 1 / 255, "image_mean": list(HALVES), "image_std": list(HALVES)},
+    "do_pan_and_scan": False,
+}
+"""What of `preprocessor_config.json` can have one value only."""
+
+
+class Gemma3Images(ImageProcessor):
+    """Images of any size."""
+
+    around: ClassVar[tuple[str, str]] = ("\n\n", "\n\n")
+
+    def __init__(self, tokens: tuple[int, int, int], num: int, side: int, patch: int) -> None:
+        """Take checked values: ids that begin an image, stand for it and end it, how many, and sides in pixels."""
+        self.placeholder_id, self.embed_id, end = tokens
+        self.side, self.patch, root = side, patch, math.isqrt(num)
+        ids = (self.placeholder_id, *(self.embed_id,) * num, end)
+        self._layout = ImageLayout(ids, (1, root, root), (side // patch) ** 2)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Self:
+        """See `ImageProcessor`."""
+        vision = _object(config.get("vision_config"), "config.json: vision_config")
+        side, patch = _whole(vision, "image_size", 224, MAX_SIDE), _whole(vision, "patch_size", 16, MAX_SIDE)
+        num = _whole(config, "mm_tokens_per_image", 256, MAX_TOKENS)
+        if (why := why_not_pooled(side, patch, num)) is not None:
+            raise ModelError(why)
+        for key, value in FIXED.items():
+            if (given := preprocessor.get(key)) is not None and not _is_close(given, value):
+                raise ModelError(f"preprocessor_config.json: {key} {given!r} is not supported; possible: {value!r}")
+        size = _object(preprocessor.get("size"), "preprocessor_config.json: size")
+        if any(_whole(size, key, side, MAX_SIDE) != side for key in ("height", "width")):
+            raise ModelError(f"preprocessor_config.json: size {dict(size)}: the tower reads {side} x {side} pixels")
+        if _whole(preprocessor, "image_seq_length", num, MAX_TOKENS) != num:
+            raise ModelError(
+                f"preprocessor_config.json: image_seq_length {preprocessor['image_seq_length']}: config.json has "
+                f"mm_tokens_per_image {num}"
+            )
+        begin = _token(config, "boi_token_index", 255999)
+        image = _token(config, "image_token_index", 262144)
+        return cls((begin, image, _token(config, "eoi_token_index", 256000)), num, side, patch)
+
+    def layout(self, width: int, height: int) -> ImageLayout:
+        """See `ImageProcessor`."""
+        return self._layout
+
+    def process(self, image: Image) -> Arrays:
+        """Return `patches` `[N, 3 * patch * patch]` uint8, row by row, and `grid` `[3]` int32: frames, rows, columns.
+
+        A patch has its red values row by row, then the green and the blue ones.
+        """
+        pixels = np.asarray(image.resize((self.side, self.side), BILINEAR))
+        num = self.side // self.patch
+        blocks = pixels.reshape(num, self.patch, num, self.patch, 3).transpose(0, 2, 4, 1, 3)
+        patches = np.ascontiguousarray(blocks).reshape(num * num, -1)
+        return {"patches": patches, "grid": np.array([1, num, num], np.int32)}
+
+    def fingerprint(self) -> str:
+        """See `ImageProcessor`."""
+        return f"gemma3 1: {self.side} {self.patch}"
+
+
+def why_not_pooled(side: int, patch: int, num: int) -> str | None:
+    """Say why the patches of a square cannot be pooled to so many tokens, or None."""
+    across, root = side // patch, math.isqrt(num)
+    if side % patch or root * root != num or across % root:
+        return (
+            f"config.json: mm_tokens_per_image {num} of images of {side} pixels and patches of {patch}: give a square "
+            "number whose root divides the patches of a row"
+        )
+    return None
+
+
+def _is_close(given: Any, value: Any) -> bool:
+    if isinstance(value, list):
+        return isinstance(given, list | tuple) and len(given) == len(value) and all(map(_is_close, given, value))
+    return isinstance(given, int | float) and math.isclose(given, value, rel_tol=1e-6)
+
+
+def _object(value: Any, where: str) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise ModelError(f"{where}: expected an object, got {value!r}")
+    return value or {}
+
+
+def _whole(given: Mapping[str, Any], key: str, default: int, most: int) -> int:
+    value = given.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+        raise ModelError(f"{key} {value!r} of an image model: possible: whole numbers from 1 to {most}")
+    return value
+
+
+def _token(config: Mapping[str, Any], key: str, default: int) -> int:
+    value = config.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31:
+        raise ModelError(f"config.json: {key} {value!r} of an image model: give a token id")
+    return value
