@@ -31,8 +31,8 @@ from dovetail_testing.conformance.attention_cases import (
     SEEN_SPANS,
 )
 from dovetail_testing.conformance.attention_graph import padded_prefill, rerun
-from dovetail_testing.conformance.attention_invariance import part_of
 from dovetail_testing.conformance.attention_qkv import verify_qkv
+from dovetail_testing.conformance.attention_steps import part_of
 from dovetail_testing.conformance.attention_world import Case, make_backend, make_world, verify
 from dovetail_testing.engine import generate
 from dovetail_testing.models import make_model
