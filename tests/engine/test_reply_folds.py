@@ -83,7 +83,7 @@ def test_a_reply_is_folded_once_and_unheard(folder: Path) -> None:
 
     def noted() -> Any:
         plan = schedule()
-        chunks.extend((chunk.request.is_reply, chunk.start, chunk.num_new) for chunk in plan.chunks)
+        chunks.extend((chunk.request.prefill_only, chunk.start, chunk.num_new) for chunk in plan.chunks)
         return plan
 
     core.scheduler.schedule = noted  # type: ignore[method-assign]
@@ -114,7 +114,7 @@ def test_a_fold_that_fails_is_nobodys_error(folder: Path, monkeypatch: pytest.Mo
     launch, failures = stepper.launch, []
 
     def failing(step: Any) -> Any:
-        if any(chunk.request.is_reply for chunk in plans[-1].chunks):
+        if any(chunk.request.prefill_only for chunk in plans[-1].chunks):
             failures.append(step.step)
             raise RuntimeError("a fault")
         return launch(step)
@@ -134,6 +134,6 @@ def test_folds_wait_while_a_crowd_does(folder: Path) -> None:
     core = make_core(folder, fold_replies=True, max_running_requests=2, **SETTINGS)
     added: list[bool] = []
     add = core.scheduler.add
-    core.scheduler.add = lambda request: added.append(request.is_reply) or add(request)  # type: ignore
+    core.scheduler.add = lambda request: added.append(request.prefill_only) or add(request)  # type: ignore
     run(core, {handle: new(random.Random(handle), 60) for handle in range(8)})
     assert 0 < sum(added) < 8

@@ -217,7 +217,7 @@ class Admission:
         num = self._pages.provide(request, num) if num > 0 else num
         if num > 0:
             is_last, pools = num == request.num_pending, request.pool is not None
-            samples = is_last and not pools and not request.is_reply
+            samples = is_last and not pools and not request.prefill_only
             chunk = PromptChunk(request, request.computed_len, num, samples=samples, pools=is_last and pools)
             self._plan.chunks.append(chunk)
             if self._is_shared:
@@ -298,8 +298,8 @@ class Admission:
         """Where in the tree, and with which tokens, the next full page of `request` will go."""
         size, node = self._pages.page_size, request.node
         start = request.num_tree_pages * size
-        if node is None or start + size > len(request.ids) - 1:
-            return None
+        if node is None or start + size > len(request.ids) - (not request.prefill_only):
+            return None  # a page with the token that is sampled from is computed by everybody
         return request.cache_salt if node.parent is None else id(node), tuple(request.ids[start : start + size])
 
     def _has_row(self) -> bool:

@@ -250,7 +250,7 @@ class EngineCore:
         """Tell the client which requests take part from now on: should the engine die, one of those may be why."""
         for request in requests:
             request.is_announced = True
-        if known := [request.handle for request in requests if not request.is_reply]:
+        if known := [request.handle for request in requests if request.handle >= 0]:
             self.send(Admitted(known))
 
     def _recover(self, plan: StepPlan, failure: StepError) -> list[TokenDelta]:
@@ -290,6 +290,9 @@ class EngineCore:
         return deltas
 
     def _submit(self, message: Submit) -> None:
+        if message.prefill_only:
+            whole = self.pages.whole(len(message.prompt_ids))
+            message = msgspec.structs.replace(message, prompt_ids=message.prompt_ids[:whole])
         self._arrivals += 1
         request = EngineRequest.from_submit(message, arrival=self._arrivals, eos_ids=self._eos_ids)
         room = self._info.context_len - request.num_prompt + (request.pool is not None)
@@ -307,7 +310,12 @@ class EngineCore:
         if why is not None:
             self._ended.append(ending(request, Finish("abort", None, why)))
             return
-        request.max_tokens = min(message.params.max_tokens, room) if request.pool is None else 0
+        if request.prefill_only and self.pages.is_cached(request):
+            request.cached_len = len(request.ids)
+            self._ended.append(ending(request, Finish("stop")))
+            return
+        generates = request.pool is None and not request.prefill_only
+        request.max_tokens = min(message.params.max_tokens, room) if generates else 0
         if message.media:
             request.media = RequestMedia(message.media, message.prompt_ids, is_cut=self._info.cuts_images)
             request.ids[: request.num_prompt] = keyed(message.prompt_ids, message.media, self._key_secret)

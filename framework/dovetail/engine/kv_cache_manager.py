@@ -167,6 +167,14 @@ class KVCacheManager:
         """Pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
+    def whole(self, num_tokens: int) -> int:
+        """Return how many leading tokens of a prompt the tree can keep, so that others go on behind them."""
+        return num_tokens // self.states.grid * self.states.grid if self._use_tree else 0
+
+    def is_cached(self, request: EngineRequest) -> bool:
+        """Whether the tree has all of a request's known tokens, which fill whole pages."""
+        return self.tree.count(request.ids, request.cache_salt) * self.page_size >= len(request.ids)
+
     def match(self, request: EngineRequest) -> None:
         """Find and lock a waiting request's cached prefix; at least its last token stays to be computed."""
         if not self._use_tree:
@@ -455,8 +463,8 @@ class KVCacheManager:
             return
         need = [int(g in self.states.groups) for g in range(len(self.allocators))]
         # The next turn has one more token at least.
-        num_known = len(request.ids) + request.is_reply
-        branch = 0 if request.is_reply else request.branch
+        num_known = len(request.ids) + request.prefill_only
+        branch = 0 if request.prefill_only else request.branch
         for length, is_spare in self.states.places(start, end, num_known, branch):
             if is_spare and not all(self._has_spare(g) for g in self.states.groups):
                 continue

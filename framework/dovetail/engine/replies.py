@@ -94,9 +94,10 @@ class ReplyFolds:
             cache_salt=request.cache_salt,
             owner=request.owner,
             weight=request.weight,
+            prefill_only=True,
         )
         again = EngineRequest.from_submit(message, arrival=request.arrival, eos_ids=())
-        again.is_reply, again.max_tokens = True, 0
+        again.max_tokens = 0
         scheduler.add(again)
 
 
@@ -137,14 +138,12 @@ class Replies:
                     continue  # these tokens were not sampled with a mask
                 deltas.append(self._take_tokens(request, ids, logprobs))
         for chunk in plan.chunks:
-            if chunk.request.is_reply and chunk.start + chunk.num_new == len(chunk.request.ids):
-                self._end_fold(chunk.request, plan)
+            request = chunk.request
+            if request.prefill_only and chunk.start + chunk.num_new == len(request.ids):
+                # Else it has ended, or what was computed is void.
+                if request.finish is None and plan.number > request.void_step:
+                    deltas.append(self.last(request, Finish("stop")))
         return deltas
-
-    def _end_fold(self, request: EngineRequest, plan: StepPlan) -> None:
-        """End what nobody waits for, unless it has ended or what was computed is void."""
-        if request.finish is None and plan.number > request.void_step:
-            self.last(request, Finish("stop"))
 
     def last(self, request: EngineRequest, finish: Finish) -> TokenDelta:
         """End a live request, and say so."""

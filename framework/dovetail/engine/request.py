@@ -112,7 +112,7 @@ class EngineRequest:
         max_tokens: Most tokens it may generate, what its context leaves included.
         pool: It generates nothing: its hidden states are pooled.
         second: Where the second of its two texts begins; 0: it is one.
-        is_reply: It is what another one had when it ended, and generates nothing: see `ReplyFolds`.
+        prefill_only: It is computed for the prefix cache, and generates nothing.
         is_announced: Its client knows that it takes part in steps.
         constraint: What it may say next; None for anything.
         waiting_for_grammar: Its grammar is being compiled, or was refused: nothing may be sampled.
@@ -161,7 +161,7 @@ class EngineRequest:
     finish: Finish | None = None
     pool: Pool | None = None
     second: int = 0
-    is_reply: bool = False
+    prefill_only: bool = False
     is_announced: bool = False
     constraint: Constraint | None = None
     waiting_for_grammar: bool = False
@@ -208,6 +208,7 @@ class EngineRequest:
             owner=message.owner,
             deadline=math.inf if message.timeout_s is None else monotonic() + message.timeout_s,
             weight=message.weight,
+            prefill_only=message.prefill_only,
         )
 
     def model_ids(self, start: int, end: int) -> array[int]:

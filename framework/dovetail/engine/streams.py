@@ -197,6 +197,9 @@ class RequestEntry:
 
 ABORTED = Finish("abort", None, "aborted")
 CLOSED = "the engine was closed"
+PREFILL_HANDLES = 1 << 48
+"""Requests that sample nothing are numbered from here: a seed follows from a request's number, and must not depend on
+how many of these came before."""
 SLOW_READER = "the reply was read too slowly: too much of it was waiting; read faster, or ask for less"
 
 
@@ -253,6 +256,7 @@ class StreamClient(ABC):
         self._started: asyncio.Future[EngineInfo] | None = None
         self._entries: dict[int, RequestEntry] = {}
         self._handles = itertools.count(1)
+        self._prefill_handles = itertools.count(PREFILL_HANDLES)
         self._replies: dict[int, tuple[Control, asyncio.Future[dict[str, Any]]]] = {}
         self._ids = itertools.count(1)
         self.cache_watch: CacheWatch | None = None
@@ -289,7 +293,7 @@ class StreamClient(ABC):
         """See `EngineClient.submit`."""
         if self.dead is not None:
             raise EngineDeadError(self.dead)
-        handle = next(self._handles)
+        handle = next(self._prefill_handles if request.prefill_only else self._handles)
         params = request.params
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=derive_seed(self._seed, handle))

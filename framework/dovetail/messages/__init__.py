@@ -184,6 +184,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=
     """An engine that is gone had it, and came to these or to nothing yet."""
     media: tuple[MediaSpan, ...] = ()
     """Images of the prompt."""
+    prefill_only: bool = False
+    """The prompt's whole pages are computed for the prefix cache, and nothing is sampled: its one delta is the end,
+    whose `prompt_tokens` are those of these pages."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
