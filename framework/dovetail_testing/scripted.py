@@ -107,6 +107,10 @@ class ScriptedEngine:
             load_s=0.0,
         )
 
+    @property
+    def num_unanswered(self) -> int:
+        return len(self.live)
+
     async def start(self) -> EngineInfo:
         if self.start_error is not None:
             raise self.start_error
@@ -140,6 +144,11 @@ class ScriptedEngine:
     async def _deltas(self, request: Submit, aborted: asyncio.Event) -> AsyncIterator[TokenDelta]:
         if self.give_up is not None:
             yield TokenDelta(handle=request.handle, ids=[], prompt_tokens=1, finish=self.give_up)
+            return
+        if request.prefill_only:
+            await self._may_go_on(aborted)
+            finish = Finish("abort", None, "aborted") if aborted.is_set() else Finish("stop")
+            yield TokenDelta(handle=request.handle, ids=[], prompt_tokens=len(request.prompt_ids), finish=finish)
             return
         if request.pool is not None:
             self.step += 1

@@ -3,6 +3,7 @@
     python tests/benchmarks/text_prompts.py parts DIR                       # where the time goes, in this process
     python tests/benchmarks/text_prompts.py served DIR                      # through HTTP, one prompt and bursts
     python tests/benchmarks/text_prompts.py served DIR --against ../older   # another checkout, taking turns
+    python tests/benchmarks/text_prompts.py served DIR --prefill-ms 73      # 16,000 tokens of a prompt take so long
     python tests/benchmarks/text_prompts.py streams DIR --loads 256x200     # beside streams of others
 
 DIR is a model's folder: of it the tokenizer and `config.json` are read, no weights. Prompts are random tokens as text,
@@ -10,8 +11,10 @@ as `dovetail bench serve` sends them; no two are alike. `parts` does by hand wha
 the engine has planned the first chunk as it is launched. `served` asks a real HTTP server over a scripted engine in a
 process of its own (`serving_engine.py`), which answers at once: `ms` is from sending to the first event of the last
 prompt; `cpu ms` is what a prompt took of the HTTP server's process. Above 64 KiB another process reads the body, ids or
-text alike. On a loaded machine compare the least. `streams` keeps so many requests in flight, each of which gets 64
-tokens, one every 6 ms, and the next one follows on its connection: how long until the first token of each.
+text alike. With `--prefill-ms` the engine is the real one over a device that only takes time (`paced_engine.py`), so
+what is done while it computes costs nothing. On a loaded machine compare the least. `streams` keeps so many requests in
+flight, each of which gets 64 tokens, one every 6 ms, and the next one follows on its connection: how long until the
+first token of each.
 """
 
 from __future__ import annotations
@@ -164,15 +167,15 @@ def plan_of(scheduler: Any, builder: Any, request: Any) -> Any:
 
 
 @contextlib.contextmanager
-def server(folder: Path, tree: Path | None, tick_s: float = 0.0) -> Iterator[tuple[int, int]]:
-    """Run `dovetail serve` over the scripted engine; yield its port and process id."""
+def server(folder: Path, tree: Path | None, tick_s: float = 0.0, prefill_ms: float = 0.0) -> Iterator[tuple[int, int]]:
+    """Run `dovetail serve` over the scripted engine, or over the paced one; yield its port and process id."""
     with tempfile.TemporaryDirectory() as scratch:
         port_file = Path(scratch) / "port"
         environment = dict(os.environ)
         if tree is not None:
             environment["PYTHONPATH"] = os.pathsep.join(str(tree.resolve() / part) for part in PARTS)
         command = [sys.executable, __file__, "serve", str(folder.resolve())]
-        command += ["--port-file", str(port_file), "--tick-s", str(tick_s)]
+        command += ["--port-file", str(port_file), "--tick-s", str(tick_s), "--prefill-ms", str(prefill_ms)]
         process = subprocess.Popen(command, env=environment, cwd=scratch)
         try:
             yield wait_ready(process, port_file), process.pid
@@ -181,8 +184,9 @@ def server(folder: Path, tree: Path | None, tick_s: float = 0.0) -> Iterator[tup
             process.wait(60)
 
 
-def serve(folder: Path, port_file: Path, tick_s: float) -> int:
+def serve(folder: Path, port_file: Path, tick_s: float, prefill_ms: float) -> int:
     """Be the server: everything as `dovetail serve` has it, but for the engine's process."""
+    import paced_engine
     from serving_engine import ScriptedProcess
 
     from dovetail_server import preflight, run
@@ -191,7 +195,14 @@ def serve(folder: Path, port_file: Path, tick_s: float) -> int:
     listener = preflight.bind("127.0.0.1", 0)
     port_file.write_text(str(listener.getsockname()[1]))
     preflight.bind = lambda host, port: listener
-    run.make_engine = lambda settings, plan: ScriptedProcess(run.engine_settings(settings), plan, tick_s, folder)
+
+    def make_engine(settings: Any, plan: Any) -> ScriptedProcess:
+        made = ScriptedProcess(run.engine_settings(settings), plan, tick_s, folder)
+        if prefill_ms:
+            made.command = (paced_engine.__file__, str(prefill_ms / 16e6), str(folder))
+        return made
+
+    run.make_engine = make_engine
     flags = ["--model-path", str(folder), "--served-model-name", "m", "--load-format", "dummy", "--device", "cpu"]
     flags += ["--disable-access-log", "--log-level", "warning", "--max-running-requests", "4096"]
     flags += ["--file-storage-path", str(port_file.parent / "files"), "--min-free-disk-bytes", "0"]
@@ -223,13 +234,13 @@ def first_event_ms(port: int, prompts: list[Any]) -> float:
     return 1e3 * (last - began)
 
 
-def served(folder: Path, against: list[Path], loads: list[str], rounds: int) -> None:
+def served(folder: Path, against: list[Path], loads: list[str], rounds: int, prefill_ms: float) -> None:
     """Ask all servers in turn, text and ids in turn, and print what came of it."""
     trees = [*against, None]
     names = ["this" if tree is None else tree.resolve().name for tree in trees]
     source, took = Source(folder), {}
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(server(folder, tree)) for tree in trees]
+        servers = [stack.enter_context(server(folder, tree, prefill_ms=prefill_ms)) for tree in trees]
         begin = {load: Prefix(source, load) for load in loads}
         for round_, load in [(r, load) for load in loads for r in range(rounds + 1)]:
             num = begin[load].num
@@ -329,17 +340,18 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--against", type=Path, nargs="+", default=[], help="other checkouts to take turns with")
     parser.add_argument("--port-file", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--prefill-ms", type=float, default=0.0, help="served: time of 16,000 tokens on the device")
     parser.add_argument("--tick-s", type=float, default=0.0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.what == "serve":
-        return serve(arguments.folder, arguments.port_file, arguments.tick_s)
+        return serve(arguments.folder, arguments.port_file, arguments.tick_s, arguments.prefill_ms)
     if arguments.what == "parts":
         parts(arguments.folder, arguments.tokens, arguments.rounds)
     elif arguments.what == "streams":
         streams(arguments.folder, arguments.against, arguments.loads or ["64x200", "256x200"], arguments.rounds)
     else:
         loads = arguments.loads or ["1x16000", "16x512", "64x512"]
-        served(arguments.folder, arguments.against, loads, arguments.rounds)
+        served(arguments.folder, arguments.against, loads, arguments.rounds, arguments.prefill_ms)
     return 0
 
 

@@ -46,7 +46,8 @@ def test_the_request_computes_the_rest_alone(overlap: bool) -> None:
     assert sum(num for _, _, num, _ in chunks) == len(prompt)
     assert [start + num for handle, start, num, _ in chunks if handle == 1001][-1] == 60
     assert [samples for *_, samples in chunks] == [False] * (len(chunks) - 1) + [True]
-    assert [handle for message in told if isinstance(message, Admitted) for handle in message.handles] == [1000, 1001, 1]
+    handles = [handle for message in told if isinstance(message, Admitted) for handle in message.handles]
+    assert handles == [1000, 1001, 1]
 
 
 def test_its_end_tells_what_was_cached() -> None:
@@ -100,7 +101,7 @@ def test_salts_are_kept_from_one_another() -> None:
 @BOTH
 @pytest.mark.parametrize("seed", range(4))
 def test_random_loads(overlap: bool, seed: int) -> None:
-    """Few pages and rows, aborts, faults that spread, neighbours: each reply is the one it gets alone; no page is lost."""
+    """Few pages and rows, aborts, failing steps, neighbours: each reply is the one it gets alone; no page is lost."""
     rng = random.Random(seed)
     core, executor = start(overlap, num_pages=60, rows=3)
     run, prompts, early = Run(core), dict[int, list[int]](), dict[int, list[int]]()

@@ -7,6 +7,7 @@ import random
 import re
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors, trainers
 
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.demo import MODEL_DIR
 from dovetail.text.tokenizer import cuts
 from dovetail.text.tokenizer.cuts import KNOWN_IDS, PIECE, KnownPieces, cuts_of, pieces, shared
@@ -237,6 +239,30 @@ def test_a_long_text_is_the_same_with_what_stands_around_it(special: bool) -> No
     found = tokenizer.encode(text, add_special_tokens=special)
     assert found == backend.encode(text, add_special_tokens=special).ids
     assert len({id(token_id) for token_id in found}) == len(set(found))
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("special", [True, False])
+def test_beginnings_are_what_the_whole_begins_with(name: str, special: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of random texts, each twice as long as the one before, never all; with a first token that is configured, too."""
+    monkeypatch.setattr("dovetail.text.tokenizer.tokenizer.PIECE", 4)
+    monkeypatch.setattr("dovetail.text.tokenizer.tokenizer.WHOLE", 16)
+    monkeypatch.setattr(cuts, "PIECE", 4)
+    backend = KNOWN[name]()
+    bos = {"bos_token": MARKS[0], "add_bos_token": True}
+    num_begun = 0
+    for config in ({}, bos):
+        tokenizer = Tokenizer(backend, TokenizerFiles(tokenizer_config=config))
+        for text in texts(2, 30):
+            begun: list[list[int]] = []
+            whole = tokenizer.encode(text, add_special_tokens=special, begun=begun.append)
+            assert whole == tokenizer.encode(text, add_special_tokens=special)
+            assert all(whole[: len(ids)] == ids for ids in begun)
+            assert all(len(after) >= 2 * len(before) for before, after in pairwise(begun))
+            assert not begun or len(begun[-1]) < len(whole)
+            num_begun += len(begun)
+            assert not special or config is not bos or whole[0] == backend.token_to_id(MARKS[0])
+    assert num_begun > 20
 
 
 class Counting:

@@ -94,6 +94,11 @@ class EngineClient(Protocol):
         """
         ...
 
+    @property
+    def num_unanswered(self) -> int:
+        """Requests that wait for their first token, or for the end where none is sampled."""
+        ...
+
     def submit(self, request: Submit, *, every: int = 1) -> TokenStream:
         """Queue a request at once and return its stream.
 

@@ -139,10 +139,9 @@ class Replies:
                 deltas.append(self._take_tokens(request, ids, logprobs))
         for chunk in plan.chunks:
             request = chunk.request
-            if request.prefill_only and chunk.start + chunk.num_new == len(request.ids):
-                # Else it has ended, or what was computed is void.
-                if request.finish is None and plan.number > request.void_step:
-                    deltas.append(self.last(request, Finish("stop")))
+            is_over = request.finish is not None or plan.number <= request.void_step
+            if request.prefill_only and not is_over and chunk.start + chunk.num_new == len(request.ids):
+                deltas.append(self.last(request, Finish("stop")))
         return deltas
 
     def last(self, request: EngineRequest, finish: Finish) -> TokenDelta:

@@ -289,6 +289,11 @@ class StreamClient(ABC):
         """Requests whose streams are open."""
         return len(self._entries)
 
+    @property
+    def num_unanswered(self) -> int:
+        """See `EngineClient.num_unanswered`."""
+        return sum(not (entry.output or entry.has_ended) for entry in self._entries.values())
+
     def submit(self, request: Submit, *, every: int = 1) -> EngineTokenStream:
         """See `EngineClient.submit`."""
         if self.dead is not None:

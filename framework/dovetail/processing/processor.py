@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,8 @@ class Processor:
         self.tools_name = tools_name
         self.load_images: ImageLoader = _not_here
         """Loads images; where this process does not, it says so."""
+        self.begun: Callable[[list[int]], None] | None = None
+        """As of `Tokenizer.encode`, for the prompt that is made ready; None: nobody wants to know."""
         self.grammar = StructuredOutputs({})
         self.embedder = Embedder()
         self.rules = TextRules()
@@ -297,7 +299,8 @@ class Processor:
             RequestError: Too big to fit the context, not Unicode text, or it needs a token that the model has not.
         """
         self.check_length(text, param)
-        return self.embedded(self.tokenizer.encode(text, add_special_tokens=add_special_tokens, keeps=keeps), param)
+        ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens, keeps=keeps, begun=self.begun)
+        return self.embedded(ids, param)
 
     def embedded(self, ids: list[int], param: str) -> list[int]:
         """Return the tokens of a text, all of which the model has a row for.

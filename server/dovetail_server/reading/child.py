@@ -193,7 +193,7 @@ class PreloadedState:
         left_out = LeftOut(lambda name: None) if job.leaves_out else None
         LEFT_OUT.set(left_out)
         try:
-            outcome = do(job, body.pop, self._text, self._served, ask)
+            outcome = do(job, body.pop, self._text, self._served, ask, lambda message: send(channel, message))
         except OutOfTimeError as error:
             outcome = BodyResult(refusal=too_costly("time", job.num_bytes, part_of(error)) if has_time else HURRIED)
         if not has_memory and is_short(outcome.refusal, job.num_bytes):

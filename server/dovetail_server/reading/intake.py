@@ -15,6 +15,8 @@ from dovetail.text.inline import InlineCostError
 from dovetail_server.apis.watch import WATCH
 from dovetail_server.reading.parse import of_route
 from dovetail_server.reading.request import IN_THREAD, elsewhere, not_beside_prompts, raw_body
+from dovetail_server.reading.wire import PromptBegun, unpacked
+from dovetail_server.serving.early import EarlyPrefill
 from dovetail_server.serving.job import Job, make_job
 from dovetail_server.serving.sse import cancel_on_disconnect
 
@@ -63,13 +65,23 @@ async def job_of(http: HttpRequest, state: ReadingContext, route: Route) -> Job:
                 return work()
             return await cancel_on_disconnect(http, state.in_thread(work))
     state.check_ready()
-    outcome = await elsewhere(http, state, route, raw)
+    early = EarlyPrefill(state)
+
+    def begun(message: PromptBegun) -> None:
+        early.begin(unpacked(message.ids).tolist(), message.priority, message.cache_salt)
 
     def finish() -> Job:
         return make_job(state, route, outcome.read_requests(), is_rendered=True)
 
-    with not_beside_prompts():
-        return await cancel_on_disconnect(http, state.in_thread(finish))
+    try:
+        outcome = await elsewhere(http, state, route, raw, begun)
+        with not_beside_prompts():
+            job = await cancel_on_disconnect(http, state.in_thread(finish))
+    except BaseException:
+        early.close()
+        raise
+    job.generation.early = early
+    return job
 
 
 def of_package(state: ReadingContext, route: Route, raw: bytes) -> list[Request]:

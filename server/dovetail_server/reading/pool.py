@@ -36,6 +36,7 @@ from dovetail_server.reading.wire import (
     Begun,
     BodyJob,
     BodyResult,
+    PromptBegun,
     Question,
     WorkerStart,
     too_costly,
@@ -56,8 +57,10 @@ DIED = "body_process_died"
 MAX_FETCHES, MAX_WAITING_FETCHES = 16, 64
 """Requests whose images are fetched at a time, and that wait for it, in equal shares of those who wait. Each has a
 process meanwhile, but no turn."""
-_decode = msgspec.msgpack.Decoder(Begun | Question | MediaQuestion | MediaFetched | BodyResult).decode
+_decode = msgspec.msgpack.Decoder(Begun | PromptBegun | Question | MediaQuestion | MediaFetched | BodyResult).decode
 Answering = Callable[[Question], Awaitable[ReferencedItems]]
+PromptBeginning = Callable[[PromptBegun], None]
+"""Takes what is known of a prompt so far."""
 FindFile = Callable[[str, str], Awaitable[str]]
 """Returns the path of an owner's uploaded file."""
 
@@ -130,6 +133,7 @@ class BodyPool:
         is_line: bool = False,
         context: str = "",
         answer: Answering | None = None,
+        begun: PromptBeginning | None = None,
     ) -> BodyResult:
         """Read a body. Cancelling this kills the process.
 
@@ -141,6 +145,7 @@ class BodyPool:
             is_line: See `BodyJob`.
             context: See `BodyJob`.
             answer: Fetches what the body refers to.
+            begun: Called while a long prompt is tokenized.
 
         Raises:
             RequestError: The body is refused, or takes too much time or memory.
@@ -164,7 +169,7 @@ class BodyPool:
         async with self._turns.turn(owner, is_background=is_background) as turn:
             exchange = MediaExchange(self._fetches, turn, self._find_file)
             try:
-                outcome = await self._attempt(job, raw, answer, exchange)
+                outcome = await self._attempt(job, raw, answer, begun, exchange)
             except BaseException:
                 if media is not None and exchange.has_images:
                     media.forget(job.media)
@@ -199,7 +204,14 @@ class BodyPool:
         for pid in list(self.pids):
             kill_process(pid)
 
-    async def _attempt(self, job: BodyJob, raw: bytes, answer: Answering | None, media: MediaExchange) -> BodyResult:
+    async def _attempt(
+        self,
+        job: BodyJob,
+        raw: bytes,
+        answer: Answering | None,
+        begun: PromptBeginning | None,
+        media: MediaExchange,
+    ) -> BodyResult:
         if self._template is None:
             raise died("is not there")
         num_gone = 0
@@ -209,7 +221,7 @@ class BodyPool:
             try:
                 with ExitStack() as stack:
                     channel = stack.enter_context(waiting or server.fork())
-                    outcome = await WorkerExchange(channel, self.pids, media).run(job, raw, answer)
+                    outcome = await WorkerExchange(channel, self.pids, media, begun).run(job, raw, answer)
                     if outcome.stays:
                         stack.pop_all()
                         server.put_back(channel, self._max_processes)
@@ -293,10 +305,13 @@ class MediaExchange:
 class WorkerExchange:
     """What is said with one process."""
 
-    def __init__(self, channel: socket.socket, pids: set[int], media: MediaExchange) -> None:
-        """Begin; `pids` gets the process's id while it works, `media` what it asks of images."""
+    def __init__(
+        self, channel: socket.socket, pids: set[int], media: MediaExchange, begun: PromptBeginning | None = None
+    ) -> None:
+        """Begin; `pids` gets the process's id while it works, `media` what it asks of images, `begun` the prompt's."""
         channel.setblocking(False)
         self._media = media
+        self._begun = begun
         self._channel = channel
         self._pids = pids
         self._pid = 0
@@ -348,6 +363,9 @@ class WorkerExchange:
             if isinstance(message, Begun):
                 self._pid = message.pid
                 self._pids.add(message.pid)
+            elif isinstance(message, PromptBegun):
+                if self._begun is not None:
+                    self._begun(message)
             elif isinstance(message, MediaQuestion | MediaFetched):
                 await self._send(await self._media.answer(message))
             else:

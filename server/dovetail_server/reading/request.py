@@ -29,6 +29,7 @@ from dovetail_server.serving.sse import cancel_on_disconnect
 
 if TYPE_CHECKING:
     from dovetail_server.reading.context import ReadingContext
+    from dovetail_server.reading.pool import PromptBeginning
     from dovetail_server.reading.wire import BodyResult
 
 M = TypeVar("M", bound=BaseModel)
@@ -125,9 +126,14 @@ async def prepared(request: Request, task: Task[M], work: Callable[[Prompts | No
 
 
 async def elsewhere(
-    request: Request, state: ReadingContext, task: Task[Any] | RawTask | Route, raw: bytes
+    request: Request,
+    state: ReadingContext,
+    task: Task[Any] | RawTask | Route,
+    raw: bytes,
+    begun: PromptBeginning | None = None,
 ) -> BodyResult:
-    return await cancel_on_disconnect(request, state.bodies.run(task, raw, owner=CALLER.get().owner))
+    reading = state.bodies.run(task, raw, owner=CALLER.get().owner, begun=begun)
+    return await cancel_on_disconnect(request, reading)
 
 
 @contextmanager

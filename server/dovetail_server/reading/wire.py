@@ -120,6 +120,26 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pid: int
 
 
+class PromptBegun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The first tokens of the request's only prompt, whose rest is being tokenized; there is no answer.
+
+    Attributes:
+        ids: Packed.
+        priority: The request's.
+        cache_salt: The request's own.
+    """
+
+    ids: memoryview
+    priority: int
+    cache_salt: str
+
+    @classmethod
+    def of(cls, ids: list[int], request: Request) -> PromptBegun:
+        """Pack them."""
+        packed = memoryview(array.array(ID, ids)).cast("B")
+        return cls(ids=packed, priority=request.priority, cache_salt=request.cache_salt)
+
+
 class Question(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What a response refers to is asked for.
 

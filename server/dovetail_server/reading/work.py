@@ -10,7 +10,7 @@ import msgspec
 
 from dovetail.contracts.api import Route
 from dovetail.contracts.errors import PluginError, RequestError
-from dovetail.contracts.requests import Request
+from dovetail.contracts.requests import Chat, Request, Text
 from dovetail.panics import is_panic
 from dovetail.processing.input import Preparation
 from dovetail.processing.processor import Processor
@@ -20,12 +20,14 @@ from dovetail_server.apis.responses.request import ReadItems
 from dovetail_server.errors import PLUGIN_FAILED
 from dovetail_server.reading.parse import check_name, decoded, requests_of, validated
 from dovetail_server.reading.tasks import TASKS, BodyContext, RawTask
-from dovetail_server.reading.wire import IMAGES, BodyJob, BodyResult, Question, Refusal, too_costly
+from dovetail_server.reading.wire import IMAGES, BodyJob, BodyResult, PromptBegun, Question, Refusal, too_costly
 from dovetail_server.schema.batches import decode_line
 from dovetail_server.serving.served import Served
 
 ReferenceLookup = Callable[[Question], ReferencedItems]
 TOKENIZER = Tokenizer.__module__
+MOST_EARLY = 1 << 16
+"""Tokens of a beginning at most: while the engine computes so many, the rest of any prompt is tokenized."""
 LOADER = "dovetail_server.media.loader"
 """Loaded only where the model sees."""
 
@@ -42,7 +44,14 @@ def read_line(raw: bytes) -> bytes:
         raise RequestError(f"the line cannot be read: {error}", code="invalid_json") from None
 
 
-def do(job: BodyJob, take: Callable[[], bytes], text: Processor, served: Served, ask: ReferenceLookup) -> BodyResult:
+def do(
+    job: BodyJob,
+    take: Callable[[], bytes],
+    text: Processor,
+    served: Served,
+    ask: ReferenceLookup,
+    tell: Callable[[PromptBegun], None] | None = None,
+) -> BodyResult:
     """Do a job; whatever goes wrong is in the outcome.
 
     Args:
@@ -51,9 +60,10 @@ def do(job: BodyJob, take: Callable[[], bytes], text: Processor, served: Served,
         text: Tokenizer, template and parsers.
         served: The names of the model.
         ask: Gets what a response refers to.
+        tell: Takes the beginnings of a long prompt as they are known; None: nobody waits for them.
     """
     try:
-        return _do(job, take, text, served, ask)
+        return _do(job, take, text, served, ask, tell)
     except RequestError as error:
         refusal = Refusal(message=error.message, param=error.param, code=error.code, status=error.status)
         return BodyResult(refusal=refusal)
@@ -72,6 +82,29 @@ def _rendered(text: Processor, request: Request, job: BodyJob) -> Request:
     return Preparation(text, request).rendered(keeps=job.keeps and not request.cache_salt)
 
 
+def _begins_early(requests: list[Request]) -> bool:
+    """Whether what is tokenized first is the beginning of the one prompt that the engine gets."""
+    request = requests[0]
+    if len(requests) > 1 or len(request.prompts) > 1 or request.cut is not None:
+        return False
+    if request.prompt_logprobs is not None:
+        return False  # then all of it is computed, whatever is cached
+    [prompt] = request.prompts
+    if isinstance(prompt, Chat):
+        return not prompt.drops_turns
+    return isinstance(prompt, Text) and not prompt.suffix and not prompt.images
+
+
+def _telling(text: Processor, request: Request, tell: Callable[[PromptBegun], None]) -> Callable[[list[int]], None]:
+    most = min(MOST_EARLY, text.limits.context_len - 1)
+
+    def begun(ids: list[int]) -> None:
+        if len(ids) <= most:
+            tell(PromptBegun.of(ids, request))
+
+    return begun
+
+
 def part_of(error: BaseException) -> str | None:
     """Return what was at work when an error came: a model's file, of `PARTS`, or `IMAGES`; None if neither was."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -84,7 +117,14 @@ def part_of(error: BaseException) -> str | None:
     return None
 
 
-def _do(job: BodyJob, take: Callable[[], bytes], text: Processor, served: Served, ask: ReferenceLookup) -> BodyResult:
+def _do(
+    job: BodyJob,
+    take: Callable[[], bytes],
+    text: Processor,
+    served: Served,
+    ask: ReferenceLookup,
+    tell: Callable[[PromptBegun], None] | None,
+) -> BodyResult:
     task = TASKS[job.task]
     if isinstance(task, RawTask):
         return BodyResult(reply=task.run(take(), served))
@@ -93,7 +133,12 @@ def _do(job: BodyJob, take: Callable[[], bytes], text: Processor, served: Served
         requests = requests_of(data, task)
         del data
         served.name(requests[0].model, task.tag)
-        return BodyResult.of_requests([_rendered(text, requests.pop(0), job) for _ in range(len(requests))])
+        if tell is not None and not job.is_line and _begins_early(requests):
+            text.begun = _telling(text, requests[0], tell)
+        try:
+            return BodyResult.of_requests([_rendered(text, requests.pop(0), job) for _ in range(len(requests))])
+        finally:
+            text.begun = None
     request = validated(data, task.model)
     check_name(request, served, task.tag)
     beside = task.beside(data)

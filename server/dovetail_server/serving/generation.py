@@ -31,6 +31,7 @@ from dovetail_server.serving.choice import Choice, Step
 
 if TYPE_CHECKING:
     from dovetail_server.serving.context import Live, ServingContext
+    from dovetail_server.serving.early import EarlyPrefill
     from dovetail_server.tenants.tenant import Tenant
 
 WHOLE_EVERY = 64
@@ -70,6 +71,8 @@ class Generation:
     """The time that its client gave it is over."""
     follows: bool = False
     """It comes behind another one of the same reply, which its journal is of, too."""
+    early: EarlyPrefill | None = None
+    """What of its prompt is computed before it is submitted."""
     has_next: bool = False
     """Another one comes behind it: what the journal has beyond its end is of that one."""
 
@@ -86,7 +89,7 @@ class Generation:
             EngineDeadError: The engine died.
         """
         self.num_prompt = sum({c.prompt_index: c.num_prompt for c in self.choices}.values())
-        admitted = self.state.admit([choice.submit.rid for choice in self.choices], self.num_prompt)
+        admitted = self._admitted()
         self.tenant = admitted[0].tenant
         self._follow_journal()
         timer = self._limit_time(admitted)
@@ -113,10 +116,20 @@ class Generation:
             if timer is not None:
                 timer.cancel()
             self.state.release(admitted)
+            if self.early is not None:
+                self.early.close()
             for choice in self.choices:
                 if choice.submit.media:
                     choice.release_media()
             self._report_end()
+
+    def _admitted(self) -> list[Live]:
+        try:
+            return self.state.admit([choice.submit.rid for choice in self.choices], self.num_prompt)
+        except BaseException:
+            if self.early is not None:
+                self.early.close()
+            raise
 
     def _limit_time(self, admitted: Sequence[Live]) -> asyncio.TimerHandle | None:
         """Have the request aborted when its client's time is over, if it has said how long it waits."""
@@ -193,6 +206,8 @@ class Generation:
 
     async def _accept(self, choice: Choice, delta: TokenDelta) -> Step:
         timer = self.timer
+        if self.early is not None:
+            delta.cached_tokens = self.early.num_cached(delta.cached_tokens)
         self.tenant.generated(len(delta.ids))
         is_cut = delta.finish is not None and delta.finish.reason == "abort" and self.state.is_draining
         if self.journal is not None and not is_cut:

@@ -168,7 +168,14 @@ class Tokenizer:
             reason = f"{type(error).__name__}: {error}".split("\n", 1)[0]
             raise ModelError(f"{folder}: the tokenizer's files do not go together: {reason}") from error
 
-    def encode(self, text: str, *, add_special_tokens: bool, keeps: bool = False) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool,
+        keeps: bool = False,
+        begun: Callable[[list[int]], None] | None = None,
+    ) -> list[int]:
         """Tokenize.
 
         Args:
@@ -176,6 +183,8 @@ class Tokenizer:
             add_special_tokens: False for text rendered by a chat template, True for raw prompts.
             keeps: Pieces of a long text are kept, and those known from others are not tokenized again. The
                 duration then depends on earlier texts, so not where keys must not learn of one another.
+            begun: Called with the first ids while the rest of a long text is tokenized, each time with twice as many at
+                least; not with ids of known pieces alone, which come at once.
 
         Raises:
             RequestError: The text holds a lone surrogate or a NUL character. With status 500 the tokenizer failed.
@@ -184,16 +193,9 @@ class Tokenizer:
         check_text(text)
         if len(text) > WHOLE and self._cuts is not None:
             known = self._known if keeps and len(text) <= MOST_KEPT else None
-            ids = self._encode_pieces(text, self._cuts, known, add_special_tokens=add_special_tokens)
-        else:
-            ids = self._encode(text, add_special_tokens=add_special_tokens)
-        if add_special_tokens and self._add_bos is not None and self._bos_id is not None:
-            has_bos = ids[:1] == [self._bos_id]
-            if self._add_bos and not has_bos:
-                ids.insert(0, self._bos_id)
-            elif not self._add_bos and has_bos and not text.startswith(self.special_tokens["bos_token"]):
-                del ids[0]
-        return ids
+            return self._encode_pieces(text, self._cuts, known, begun, add_special_tokens=add_special_tokens)
+        ids = self._encode(text, add_special_tokens=add_special_tokens)
+        return self._with_configured_bos(ids, text) if add_special_tokens else ids
 
     def encode_written(self, text: str) -> list[int]:
         """Tokenize text that a model may have written, whatever characters are in it: without special tokens."""
@@ -265,13 +267,30 @@ class Tokenizer:
             text = f"the model's tokenizer failed: {reason}; the request is not at fault: serve with another"
             raise RequestError(text, code=FAILED, status=500) from error
 
+    def _with_configured_bos(self, ids: list[int], text: str) -> list[int]:
+        """Have ids begin as tokenizer_config.json says, where it does; `ids` are those of the text's beginning."""
+        if self._add_bos is None or self._bos_id is None:
+            return ids
+        has_bos = ids[:1] == [self._bos_id]
+        if self._add_bos and not has_bos:
+            ids.insert(0, self._bos_id)
+        elif not self._add_bos and has_bos and not text.startswith(self.special_tokens["bos_token"]):
+            del ids[0]
+        return ids
+
     def _encode_pieces(
-        self, text: str, cuts: re.Pattern[str], known: KnownPieces | None, *, add_special_tokens: bool
+        self,
+        text: str,
+        cuts: re.Pattern[str],
+        known: KnownPieces | None,
+        begun: Callable[[list[int]], None] | None,
+        *,
+        add_special_tokens: bool,
     ) -> list[int]:
         around = self._encode("a", add_special_tokens=add_special_tokens)
         at = around.index(self._encode("a", add_special_tokens=False)[0])
         ids, equal = around[:at], dict[int, int]()
-        left = pieces(text, cuts)
+        left, num_done, num_told = pieces(text, cuts), 0, 0
         while some := list(islice(left, TOGETHER)):
             before = [None if known is None else known.find(piece) for piece in some]
             new = [piece for piece, found in zip(some, before, strict=True) if found is None]
@@ -287,8 +306,12 @@ class Tokenizer:
                 ids += shared(fresh, equal)
                 if known is not None:
                     known.keep(piece, fresh)
+            num_done += sum(map(len, some))
+            if begun is not None and new and len(ids) >= 2 * num_told and len(text) - num_done >= PIECE * TOGETHER:
+                num_told = len(ids)
+                begun(self._with_configured_bos(ids[:], text) if add_special_tokens else ids[:])
         ids += around[at + 1 :]
-        return ids
+        return self._with_configured_bos(ids, text) if add_special_tokens else ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool) -> str:
         """Return the text of a whole sequence. Bytes that are not UTF-8 become U+FFFD."""

@@ -1,0 +1,204 @@
+"""The beginning of a long prompt goes to the engine while the rest is tokenized, and no reply tells the difference."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from harness import Harness
+from server_tiny import write_model
+from tokenizers import Tokenizer as Backend
+from tokenizers.pre_tokenizers import ByteLevel
+
+from dovetail.contracts.errors import EngineDeadError
+from dovetail.messages import Finish, Submit, TokenDelta
+from dovetail_server.reading.work import MOST_EARLY
+from dovetail_server.serving.early import EarlyPrefill
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+WORDS = "some words of a text " * 5000
+"""As many tokens as characters."""
+CONTEXT = 1 << 18
+
+
+def write_cuttable(folder: Path) -> Path:
+    """Write a model folder whose tokenizer takes texts in pieces."""
+    write_model(folder)
+    backend = Backend.from_file(str(folder / "tokenizer.json"))
+    backend.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=True)
+    backend.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    folder = write_cuttable(tmp_path_factory.mktemp("cuttable"))
+    harness = Harness(folder, context_len=CONTEXT, max_prompt_bytes=1 << 24, body_processes=1)
+    yield harness
+    harness.close()
+
+
+@pytest.fixture
+def fresh(server: Harness) -> Harness:
+    server.reset()
+    return server
+
+
+def say(text: str = WORDS, **fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": text}], **fields}
+
+
+def go_on(text: str = WORDS, **fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": text, **fields}
+
+
+def parts(server: Harness) -> tuple[list[Submit], list[Submit]]:
+    """What the engine was to compute early, and the requests."""
+    submits = server.engine.submits
+    return [s for s in submits if s.prefill_only], [s for s in submits if not s.prefill_only]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, say(cache_salt="s", priority=3)),
+        (CHAT, say(n=2, stream=True)),
+        (CHAT, say(logprobs=True, top_logprobs=2)),
+        (TEXT, go_on(echo=True)),
+        (TEXT, go_on([WORDS])),
+        ("/v1/messages", say(max_tokens=5)),
+        ("/generate", {"text": WORDS}),
+    ],
+    ids=["chat", "choices", "log probabilities", "text", "a list of one", "messages", "generate"],
+)
+def test_beginnings_are_the_prompts_own(path: str, body: dict[str, Any], fresh: Harness) -> None:
+    """Ever longer ones, up to a bound, of the same owner, salt and priority; then the request as it always is."""
+    text = f"{path} {sorted(body)} {WORDS}"  # pieces that are known come at once
+    body = json.loads(json.dumps(body).replace(WORDS, text))
+    reply = fresh.post(path, body)
+    assert reply.status_code == 200, reply.text[:300]
+    early, asked = parts(fresh)
+    assert asked
+    for before, after in zip(early, [*early[1:], asked[0]], strict=True):
+        assert after.prompt_ids[: len(before.prompt_ids)] == before.prompt_ids
+        assert after is asked[0] or len(after.prompt_ids) >= 2 * len(before.prompt_ids)
+    kept = ("cache_salt", "owner", "weight", "priority", "timeout_s")
+    assert all(getattr(one, name) == getattr(asked[0], name) for one in early for name in kept)
+    assert 0 < len(early[0].prompt_ids) <= len(early[-1].prompt_ids) <= MOST_EARLY
+    assert not fresh.engine.live
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, say("x" * (1 << 17))),
+        (CHAT, say(WORDS[:60_000])),
+        (TEXT, go_on([WORDS, "b"])),
+        (TEXT, go_on(WORDS, truncate_prompt_tokens=50)),
+        (TEXT, go_on(WORDS, echo=True, logprobs=1)),
+        (TEXT, go_on([65] * 40_000)),
+        ("/generate", {"text": WORDS, "return_logprob": True, "logprob_start_len": 0}),
+        ("/tokenize", go_on()),
+    ],
+    ids=["no cuts", "short", "two", "cut", "log probabilities", "ids", "from the start", "no generation"],
+)
+def test_nothing_is_computed_that_is_not_the_prompts_beginning(path: str, body: dict[str, Any], fresh: Harness) -> None:
+    """Short bodies, texts in one piece, and whatever is not computed from its first token as it was tokenized."""
+    reply = fresh.post(path, json.loads(json.dumps(body).replace(WORDS, f"{path} {sorted(body)} {WORDS}")))
+    assert reply.status_code == 200, reply.text[:300]
+    assert not parts(fresh)[0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_turns_out_too_long_is_refused_as_ever(stream: bool, fresh: Harness) -> None:
+    """With 400 and the number of its tokens, before any event; what was computed early is aborted."""
+    fresh.engine.hold.clear()
+    text = f"{stream} " + "many more words " * (CONTEXT // 10)
+    reply = fresh.post(TEXT, go_on(text, stream=stream))
+    assert reply.status_code == 400
+    assert reply.headers["content-type"] == "application/json"
+    assert (reply.json()["error"]["code"], str(len(text)) in reply.text) == ("context_length_exceeded", True)
+    fresh.eventually(lambda: not fresh.engine.live)
+    early, asked = parts(fresh)
+    assert (len(early) > 0, asked) == (True, [])
+    assert fresh.engine.aborted == [""] * len(early)
+
+
+def test_it_waits_behind_others(fresh: Harness) -> None:
+    """While a request waits for its first token, nothing is computed early."""
+    fresh.engine.hold.clear()
+    with ThreadPoolExecutor(2) as pool:
+        held = pool.submit(requests.post, f"{fresh.base}{TEXT}", json=go_on("hi"), timeout=60)
+        fresh.eventually(lambda: len(fresh.engine.live) == 1)
+        long = pool.submit(requests.post, f"{fresh.base}{TEXT}", json=go_on("behind " + WORDS), timeout=60)
+        fresh.eventually(lambda: len(fresh.engine.live) == 2)
+        assert not parts(fresh)[0]
+        fresh.engine.hold.set()
+        assert [held.result().status_code, long.result().status_code] == [200, 200]
+
+
+def test_a_client_that_leaves_takes_it_along(fresh: Harness) -> None:
+    """What is computed early ends with the connection, whether the request was submitted or not."""
+    fresh.engine.hold.clear()
+    body = json.dumps(go_on("leaving " + WORDS, stream=True)).encode()
+    lines = [
+        f"POST {TEXT} HTTP/1.1",
+        "host: localhost",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+    ]
+    with socket.create_connection(("127.0.0.1", fresh.port)) as client:
+        client.sendall("\r\n".join([*lines, "", ""]).encode() + body)
+        fresh.eventually(lambda: len(parts(fresh)[1]) == 1)
+        assert parts(fresh)[0]
+    fresh.eventually(lambda: not fresh.engine.live)
+
+
+def test_usage_tells_what_was_cached_before(fresh: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what was computed early for the request itself."""
+    early = EarlyPrefill(fresh.state)
+
+    def ended(num_prompt: int, num_cached: int, reason: str = "stop") -> TokenDelta:
+        finish = Finish(reason)  # type: ignore[arg-type]
+        return TokenDelta(handle=1, ids=[], prompt_tokens=num_prompt, cached_tokens=num_cached, finish=finish)
+
+    for ends, expected in (
+        ([], 900),
+        ([ended(64, 16)], 16),
+        ([ended(64, 64), ended(128, 80)], 80),
+        ([ended(64, 64), ended(128, 128)], 900),
+        ([ended(64, 0, "abort"), ended(128, 80)], 900),
+        ([ended(2000, 1000)], 900),
+    ):
+        monkeypatch.setattr(early, "_ends", ends)
+        assert early.num_cached(900) == expected
+    body = go_on("usage " + WORDS)
+    reply = fresh.post(TEXT, body).json()
+    assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 0  # the scripted engine found 3, but not early
+    assert parts(fresh)[0]
+
+
+def test_an_engine_that_dies_is_the_requests_error(fresh: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is computed early fails unheard; the request tells why."""
+
+    def submit(request: Submit, *, every: int = 1) -> Any:
+        raise EngineDeadError("gone")
+
+    monkeypatch.setattr(fresh.engine, "submit", submit)
+    assert fresh.post(TEXT, go_on("dying " + WORDS)).status_code == 503
+
+
+def test_without_a_prefix_cache_nothing_is_early(tmp_path: Path) -> None:
+    """The request could not find it."""
+    harness = Harness(write_cuttable(tmp_path), context_len=CONTEXT, max_prompt_bytes=1 << 24, disable_radix_cache=True)
+    try:
+        assert harness.post(TEXT, go_on()).status_code == 200
+        assert len(harness.engine.submits) == 1
+    finally:
+        harness.close()
