@@ -8,8 +8,8 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.cache.allocator import PageAllocator
 from dovetail.cache.radix import RadixTree
+from dovetail.engine.kv_cache_manager import PageAllocator
 
 PAGE = 3
 

@@ -370,8 +370,8 @@ def test_plans_say_what_they_write(model: Path) -> None:
 WRITES = {
     "row changes": ("", "_write_changes"),  # of the state, which has bound it
     "row changes on their way": ("dovetail.runtime.device.device_state", "to_device"),
-    "stop ids": ("dovetail.runtime.device.row_params.RowParams", "_set_stop_ids"),
-    "biases": ("dovetail.runtime.device.row_params.RowParams", "_set_bias"),
+    "stop ids": ("dovetail.runtime.device.device_state.RowParams", "_set_stop_ids"),
+    "biases": ("dovetail.runtime.device.device_state.RowParams", "_set_bias"),
     "counts": ("dovetail.runtime.device.penalties", "upload"),
     "inputs": ("dovetail.runtime.graphs.batch", "to_device"),
     "next tokens": ("dovetail.runtime.device.device_state.DeviceState", "set_next"),

@@ -15,7 +15,7 @@ from grammar_demo import Demo, Jump
 from served import Served
 
 from dovetail.contracts.grammar import Vocabulary
-from dovetail.engine import replies as jump
+from dovetail.engine import replies
 from dovetail.engine.request import EngineRequest
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail_testing.vocabularies import byte_level
@@ -55,9 +55,10 @@ def make_demo() -> Iterator[Callable[..., Demo]]:
 def jumps(monkeypatch: pytest.MonkeyPatch) -> list[Jump]:
     """Grows with every jump of any engine."""
     seen: list[Jump] = []
+    original = replies.jump
 
     def noted(request: EngineRequest, tokens: list[int], step: int) -> list[int]:
-        taken = jump.jump(request, tokens, step)
+        taken = original(request, tokens, step)
         seen.append(Jump(request.rid, request.num_retractions, len(taken)))
         return taken
 

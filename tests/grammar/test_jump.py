@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from grammar_demo import Demo, Jump, Result, fixed, json_option
 
-from dovetail.engine import replies as jump
+from dovetail.engine import replies
 from dovetail.engine.request import EngineRequest
 from dovetail.engine.scheduler import NewTokenRatio
 from dovetail.messages import Finish, GrammarOption, SamplerParams, Submit
@@ -46,9 +46,10 @@ def both_ways(
 ) -> tuple[list[Result], list[Result], list[int]]:
     """Results with jumps, and without; and how many tokens each jump took."""
     jumps: list[int] = []
+    original = replies.jump
 
     def counted(request: EngineRequest, tokens: list[int], step: int) -> list[int]:
-        taken = jump.jump(request, tokens, step)
+        taken = original(request, tokens, step)
         jumps.append(len(taken))
         return taken
 
@@ -56,7 +57,7 @@ def both_ways(
         patch.setattr("dovetail.engine.replies.jump", counted)
         jumping = engine.together(make())
         num_jumps = len(jumps)
-        patch.setattr(jump, "MIN_JUMP", 1 << 30)
+        patch.setattr(replies, "MIN_JUMP", 1 << 30)
         stepping = engine.together(make())
     assert len(jumps) == num_jumps
     return jumping, stepping, jumps
@@ -81,7 +82,7 @@ def test_the_text_is_the_same_in_fewer_steps(
         assert one.ids == other.ids
         assert one.finish == other.finish
     assert len(jumps) >= 5
-    assert min(jumps) >= jump.MIN_JUMP
+    assert min(jumps) >= replies.MIN_JUMP
 
 
 @pytest.mark.sampled
@@ -251,7 +252,7 @@ def test_leaving_behind_a_jump_gives_everything_back(engine: Demo, num_jumps: in
         submit = Submit(rid=f"left-{number}", prompt_ids=engine.prompt("x"), params=params, grammar=(step,))
         stream, jumps = engine.client.submit(submit), 0
         async for delta in stream:
-            jumps += len(delta.ids) > jump.MIN_JUMP
+            jumps += len(delta.ids) > replies.MIN_JUMP
             if jumps == num_jumps:
                 break
         await stream.aclose()

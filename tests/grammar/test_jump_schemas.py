@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from grammar_demo import Demo, Jump, Result, json_option
 
-from dovetail.engine import replies as jump
+from dovetail.engine import replies
 from dovetail.messages import GrammarOption
 
 SHORT = {"type": "string", "maxLength": 6}
@@ -87,7 +87,7 @@ def test_greedy_replies_are_the_same_with_jumps_and_without(
     jumping = both()
     assert len(jumps) >= len(SCHEMAS), jumps
     num_jumps = len(jumps)
-    monkeypatch.setattr(jump, "MIN_JUMP", 1 << 30)
+    monkeypatch.setattr(replies, "MIN_JUMP", 1 << 30)
     stepping = both()
     assert len(jumps) == num_jumps
     for (schema, _), one, other in zip(wanted, jumping, stepping, strict=True):
@@ -127,7 +127,7 @@ def test_forced_text_behind_thinking(
     first = demo.generate(step, **asked)
     assert jumps
     num_jumps = len(jumps)
-    monkeypatch.setattr(jump, "MIN_JUMP", 1 << 30)
+    monkeypatch.setattr(replies, "MIN_JUMP", 1 << 30)
     second = demo.generate(step, **asked)
     assert len(jumps) == num_jumps
     assert (first.ids, first.finish) == (second.ids, second.finish)

@@ -11,7 +11,7 @@ import requests
 from grammar_demo import Jump
 from served import Served
 
-from dovetail.engine import replies as jump
+from dovetail.engine import replies
 
 LETTER = "(Dear Sir|Hello Madam), thank you very much for your letter of [0-9]{2} May[.] We are (happy|sorry) about it"
 CHAT = "/v1/chat/completions"
@@ -27,7 +27,7 @@ COUNTED = {"return_token_ids": True, "max_tokens": 100}
 def jumping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, jumps: list[Jump]) -> Iterator[bool]:
     """Run a test with forced tokens taken at once, and with each sampled; the first is seen to happen."""
     if not request.param:
-        monkeypatch.setattr(jump, "MIN_JUMP", 1 << 30)
+        monkeypatch.setattr(replies, "MIN_JUMP", 1 << 30)
     yield request.param
     assert bool(jumps) is request.param
 
@@ -91,7 +91,7 @@ def test_choices_are_the_same_with_jumps_and_without(
     """`n` seeded choices: the same texts, ids, ends and usage, streamed or whole; each ends by itself."""
     first = chat(served, n=4)
     assert len({jumped.rid for jumped in jumps}) == 4
-    monkeypatch.setattr(jump, "MIN_JUMP", 1 << 30)
+    monkeypatch.setattr(replies, "MIN_JUMP", 1 << 30)
     second = chat(served, n=4)
     for reply in (first, second):
         for field in ("id", "created"):

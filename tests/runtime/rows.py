@@ -10,8 +10,7 @@ from torch import Tensor
 
 from dovetail.messages import SamplerParams
 from dovetail.messages.step import Admit
-from dovetail.runtime.device.device_state import DeviceState
-from dovetail.runtime.device.row_params import SampleRow
+from dovetail.runtime.device.device_state import DeviceState, SampleRow
 from dovetail.runtime.sampling import sampler
 from dovetail.runtime.sampling.sampler import FloatScratch, Masked, SampleBatch, Sampled
 

@@ -18,7 +18,7 @@ from dovetail.engine.core import EngineCore
 from dovetail.executor.local import LocalExecutor
 from dovetail.messages import SamplerParams
 from dovetail.plugins import load
-from dovetail.runtime.device.row_params import RowParams
+from dovetail.runtime.device.device_state import RowParams
 from dovetail.text.tokenizer.ends import end_ids
 from dovetail_backends.triton import TritonBackend
 from dovetail_testing import check_class, conformance_class

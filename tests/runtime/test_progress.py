@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from dovetail.executor.followers import RankError
 from dovetail.executor.group import GroupExecutor
-from dovetail.runtime.progress import LONG, LayerProgress
-from dovetail.runtime.step import InFlightStep
+from dovetail.runtime.step import LONG, InFlightStep, LayerProgress
 
 CUDA = torch.device("cuda")
 

@@ -85,7 +85,7 @@ _BETWEEN = re.compile(r",(?![^\[]*\])")
 """Commas between operands, not within a shape."""
 _PLAIN = "dovetail.sdk.layers.ops.reference"
 _NORM, _LINEAR = Component("rms_norm", {"H": "K"}), Component("linear", {"N": "N", "K": "K"})
-_BY_FORM, _MIXTURE = "dovetail.sdk.layers.ops.by_form", "dovetail.sdk.layers.ops.mixture"
+_MIXTURE = "dovetail.sdk.layers.ops.mixture"
 _STEP = "dovetail.sdk.step"
 _DRAWS = "dovetail.sdk.draws"
 _ROWS = "floats [F, S], numbers [N, S]"
@@ -187,7 +187,7 @@ OPS: Mapping[str, Operation] = {
             "packed_linear",
             "x [T, K], weight packed, bias [N] | None -> [T, N]",
             ("N", "K"),
-            f"{_BY_FORM}:PlainPacked",
+            f"{_PLAIN}:PlainPacked",
             options=("form",),
             packs=True,
         ),
@@ -197,8 +197,8 @@ OPS: Mapping[str, Operation] = {
             ("N", "K"),
             PARTS,
             options=("form",),
-            composed_of=f"{_BY_FORM}:parts_of_norm_linear",
-            composition=f"{_BY_FORM}:NormedPacked",
+            composed_of=f"{_PLAIN}:parts_of_norm_linear",
+            composition=f"{_PLAIN}:NormedPacked",
             packs=True,
         ),
         Operation(
@@ -207,8 +207,8 @@ OPS: Mapping[str, Operation] = {
             ("F", "K"),
             PARTS,
             options=("form", "act"),
-            composed_of=f"{_BY_FORM}:parts_of_norm_gate",
-            composition=f"{_BY_FORM}:GatedPacked",
+            composed_of=f"{_PLAIN}:parts_of_norm_gate",
+            composition=f"{_PLAIN}:GatedPacked",
             packs=True,
         ),
         Operation(

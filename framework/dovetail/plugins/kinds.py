@@ -138,7 +138,6 @@ KINDS: dict[str, PluginKind] = {
             without="plain",
             watched=(
                 "dovetail.sdk.layers.ops.reference",
-                "dovetail.sdk.layers.ops.by_form",
                 "dovetail.sdk.layers.ops.mixture",
                 "dovetail.sdk.layers.norm",
                 "dovetail.runtime.kernels.binding",

@@ -19,20 +19,18 @@ from dovetail.contracts.attention import AttentionBackend, Phase
 from dovetail.contracts.model import CausalLM, Classifier
 from dovetail.messages import Pool
 from dovetail.messages.step import POOL, DecodeGraph, PrefillGraph, StepInput, StepLate, StepOutput, Want
-from dovetail.runtime.device.device_state import DeviceState
+from dovetail.runtime.device.device_state import DeviceState, RowFacts
 from dovetail.runtime.device.devices import to_device, upload
 from dovetail.runtime.device.penalties import TokenCounts
-from dovetail.runtime.device.row_params import RowFacts
 from dovetail.runtime.graphs.batch import StepTokens, last_tokens, prepare, tokens_of
 from dovetail.runtime.graphs.decode import Decoded, DecodeGraphs
 from dovetail.runtime.graphs.prefill import PrefillGraphs
 from dovetail.runtime.graphs.verify import VerifyGraphs, VerifyPlaces
-from dovetail.runtime.progress import LayerProgress
 from dovetail.runtime.sampling.draw_graphs import yield_to_min_tokens
 from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail.runtime.sampling.ranked import RankedLogprobs, rank_logprobs
 from dovetail.runtime.sampling.sampler import FloatScratch, Masked, Processors, SampleBatch, Sampled, remember, sample
-from dovetail.runtime.step import Drafts, InFlightStep, StepPart
+from dovetail.runtime.step import Drafts, InFlightStep, LayerProgress, StepPart
 from dovetail.runtime.step_kernels import PLAIN_STEP, StepKernels
 from dovetail.sdk.rows import MAX_TOP
 

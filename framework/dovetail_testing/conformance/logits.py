@@ -10,7 +10,7 @@ import torch
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.logits import LogitsProcessor, LogitsRows
-from dovetail.processing.logits import LogitsRequests
+from dovetail.processing.sampling import LogitsRequests
 from dovetail_testing.checks import check, fail, raised
 from dovetail_testing.conformance.base import Conformance
 from dovetail_testing.conformance.growth import bytes_kept

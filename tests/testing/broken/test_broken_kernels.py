@@ -14,7 +14,7 @@ from dovetail.contracts.device import DeviceView
 from dovetail.contracts.kernels import Ask, Claim, KernelSet
 from dovetail.sdk import step
 from dovetail.sdk.layers.ops import delta, mixture
-from dovetail.sdk.layers.ops.by_form import PlainPacked
+from dovetail.sdk.layers.ops.reference import PlainPacked
 from dovetail_testing import KernelSetConformance, check_class, conformance_class
 
 ATTRS: dict[str, Any] = {"dtypes": ["float32"], "device": "cpu"}

@@ -20,12 +20,12 @@ from dovetail.runtime.graphs.decode import BUCKETS, DecodeGraphs
 from dovetail.runtime.graphs.prefill import PrefillGraphs
 from dovetail.runtime.memory import prefill_sizes
 from dovetail.runtime.memory.plan import MemoryPlan
-from dovetail.runtime.progress import LayerProgress
 from dovetail.runtime.sampling.draw_graphs import SampleTables
 from dovetail.runtime.sampling.masks import MaskBuffer, num_kept
 from dovetail.runtime.sampling.sampler import Processors
 from dovetail.runtime.start.check import Checked
 from dovetail.runtime.start.load import LoadedModel
+from dovetail.runtime.step import LayerProgress
 from dovetail.runtime.stepper import StepGraphs, Stepper
 
 
