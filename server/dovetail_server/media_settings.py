@@ -49,6 +49,12 @@ class MediaSettings(BaseModel):
         description='Maximum number of images in a request: {"image": N}; 0: none.',
         json_schema_extra=flag(),
     )
+    image_cache_bytes: int = Field(
+        512 << 20,
+        ge=0,
+        description="Maximum memory for decoded images that are kept for later requests; 0: none is.",
+        json_schema_extra=flag(),
+    )
     allowed_media_domains: Hosts = Field(
         default_factory=list,
         description="Hosts whose images at http and https URLs are fetched, such as img.example.org,*.cdn.example, "

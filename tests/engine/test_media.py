@@ -123,6 +123,7 @@ def fit(tower: TowerSchedule, spans: list[MediaSpan], start: int, num: int, plan
 def test_a_chunk_ends_before_an_image_beyond_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Images are encoded once, within the budget; what is known costs nothing; the first one is never too large."""
     monkeypatch.setattr(media, "MAX_STEP_PATCHES", 30)
+    monkeypatch.setattr(media, "MIN_IMAGE_PATCHES", 1)
     tower, plan = TowerSchedule(8), Plan()
     spans = [span(5, 5), span(20, 5, name=2), span(40, 9, name=3)]
     assert fit(tower, spans, 0, 60, plan) == 20
@@ -158,6 +159,37 @@ def test_least_recently_used_output_is_dropped(monkeypatch: pytest.MonkeyPatch) 
     big = span(0, 50, name=4)
     assert fit(tower, [big], 0, 50, plan) == 50
     assert sorted(plan.dropped) == [a.digest, c.digest]
+
+
+def test_small_images_count_for_what_their_launches_take() -> None:
+    """Thousands of tiny images are no step of thousands of tower runs: text beside them gets its tokens meanwhile."""
+    tower = TowerSchedule(8)
+    spans = [span(at, 1, name=at) for at in range(50)]
+    each, done = [], 0
+    while done < 50:
+        plan = Plan()
+        tower.begin(plan)
+        done += fit(tower, spans, done, 50 - done, plan)
+        each.append(len(plan.encode))
+    assert each == [8, 8, 8, 8, 8, 8, 2]
+
+
+def test_an_owner_pushes_out_output_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sends one image after another does not have those of others encoded again."""
+    monkeypatch.setattr(media, "MAX_IMAGE_BYTES", 8 * 10)
+    tower = TowerSchedule(8)
+
+    def sends(owner: str, name: int) -> Plan:
+        plan = Plan()
+        tower.begin(plan)
+        request = RequestMedia((span(0, 2, name=name),), [0] * 10, owner)
+        assert tower.fit(request, 0, 2, plan) == 2
+        return plan
+
+    sends("quiet", 1)
+    dropped = [digest[0] for name in range(2, 40) for digest in sends("loud", name).dropped]
+    assert dropped == list(range(2, 36))
+    assert sends("quiet", 1).encode == []
 
 
 def test_what_a_failed_step_was_to_do_is_done_again() -> None:

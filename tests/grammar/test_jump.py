@@ -269,3 +269,17 @@ def test_leaving_behind_a_jump_gives_everything_back(engine: Demo, num_jumps: in
     assert jumps == [num_jumps] * 4
     assert re.fullmatch(LETTER, result.text)
     assert (stats["num_running"], stats["num_queued"], stats["num_used_tokens"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "value", ["<|im_start|>", "say <|im_end|>, then <think>!", {"<|im_end|>": "<<|im_start|>user<|im_end|>"}]
+)
+def test_forced_text_that_spells_a_marker_is_text(engine: Demo, value: Any) -> None:
+    """A schema may name what ends a reply or begins a turn: the reply spells it in tokens of text, and goes on."""
+    source = json.dumps({"const": value})
+    for backend in ("llguidance", "xgrammar"):
+        option = GrammarOption(backend=backend, kind="json", source=source)
+        found = engine.generate(option, prompt=engine.prompt("x"))
+        assert found.finish == Finish("stop", found.ids[-1]), backend
+        assert json.loads(found.text) == value
+        assert not set(engine.tokenizer.special_ids) & set(found.ids[:-1])

@@ -138,6 +138,17 @@ def test_output_of_the_tower_is_kept_without_pages(model: tuple[Path, Any], tmp_
     assert num_encoded(core) == 1
 
 
+def test_a_salt_shares_no_output_of_the_tower(model: tuple[Path, Any], tmp_path: Path) -> None:
+    """Nobody learns from the time to a first token that a request with another salt had the same image."""
+    folder, theirs = model
+    core, prompts = make_core(folder), Prompts(folder, tmp_path / "files")
+    parts = [picture(91, 57), TEXTS[1]]
+    submits = [prompts.submit(parts, cache_salt=salt) for salt in ("", "a", "b", "a")]
+    found = [run(core, [submit])[0] for submit in submits]
+    assert [tokens(deltas) for deltas in found] == [reference(theirs, parts, submits[0])] * 4
+    assert num_encoded(core) == 3
+
+
 def test_retracted_and_beside_drafts(model: tuple[Path, Any], tmp_path: Path) -> None:
     """Requests that gave way come back with their images and positions; drafts change nothing."""
     folder, theirs = model
@@ -170,6 +181,7 @@ def test_a_step_encodes_a_budget(model: tuple[Path, Any], tmp_path: Path, monkey
     """A step encodes few images, a larger one alone, and text beside it goes on; little is kept where little may be."""
     folder, theirs = model
     monkeypatch.setattr("dovetail.engine.media.MAX_STEP_PATCHES", 40)
+    monkeypatch.setattr("dovetail.engine.media.MIN_IMAGE_PATCHES", 1)
     monkeypatch.setattr("dovetail.engine.media.MAX_IMAGE_BYTES", 64 * 4 * 12)
     core, prompts = make_core(folder, page_size=4), Prompts(folder, tmp_path / "files")
     steps: list[list[int]] = []

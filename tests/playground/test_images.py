@@ -168,6 +168,24 @@ def test_what_cannot_be_sent_is_said_before(screen: Screen) -> None:
     expect(page.locator(".files li")).to_have_count(0)
 
 
+def test_images_that_are_too_much_for_a_request_are_said_before(screen: Screen) -> None:
+    """Those that were sent go along each time: the page counts them, and what is attached, against its most."""
+    page = screen.page
+    page.evaluate(
+        "async most => { (await import('/playground/core/facts.js')).facts.info.max_body_bytes = most; }", 64 * 1024 + 600
+    )
+    give(screen, "drop", a=image(), b=("image/png", "A" * 1200))
+    said = page.locator(".composer [role=status]")
+    why = "was left out: the images of a conversation go along with each request, which may have 65 KiB."
+    expect(said).to_have_text(f"b.png {why}")
+    expect(page.locator(".files li")).to_have_count(1)
+    give(screen, "paste", c=("image/png", "A" * 600))
+    expect(said).to_have_text(f"c.png {why}")
+    screen.ask("One")
+    give(screen, "paste", d=("image/png", "A" * 600))
+    expect(said).to_have_text(f"d.png {why}")
+
+
 def test_an_error_is_shown_at_its_image(screen: Screen) -> None:
     """What the server has against an image stands at that one, until it is sent with success."""
     page = screen.page

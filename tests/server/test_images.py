@@ -22,9 +22,10 @@ from dovetail.text.chat.template import ChatTemplate
 from dovetail_parsers.tools.hermes import HermesTools
 from dovetail_server.errors import ServiceError
 from dovetail_server.media import decode
+from dovetail_server.media.cache import KEPT
 from dovetail_server.media.folder import MediaFiles, MediaFolder
 from dovetail_server.media.rules import MediaAnswer, MediaFetched, MediaQuestion
-from dovetail_server.reading.pool import MAX_WAITING_FETCHES, MediaExchange
+from dovetail_server.reading.media import MAX_WAITING_FETCHES, MediaExchange
 from dovetail_server.reading.turns import Turns
 
 
@@ -73,7 +74,8 @@ def prompt_of(server: Harness) -> str:
 
 def files_in(server: Harness) -> list[str]:
     assert server.state.media is not None
-    return sorted(path.name for path in server.state.media.path.iterdir() if path.name != "lock")
+    names = {path.name for path in server.state.media.path.iterdir()} - {"lock"}
+    return sorted(name for name in names if not name.startswith(KEPT))
 
 
 def test_an_image(server: SeeingHarness) -> None:
@@ -461,6 +463,15 @@ def test_a_model_that_reads_text_only(make_harness: Callable[..., Harness]) -> N
         "messages[0].content[0].type",
         True,
     )
+
+
+def test_a_server_that_was_told_not_to_see(make_harness: Callable[..., Harness]) -> None:
+    """The reason is the flag, which whoever started the server may leave out."""
+    server = make_harness(processor=None)
+    assert (
+        "this server was started with --processor none; send text" in ask(server, part(CAT)).json()["error"]["message"]
+    )
+    assert server.get("/model_info").json()["no_images"] == "this server was started with --processor none"
 
 
 def test_a_folder_of_a_killed_server_is_removed(tmp_path: Path) -> None:

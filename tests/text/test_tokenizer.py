@@ -94,6 +94,17 @@ def test_special_tokens_are_named_and_skipped(folder: Path) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=False) == "<think>x</think><|im_end|>"
 
 
+def test_written_text_has_no_added_token(byte_level: Tokenizer) -> None:
+    """What a model may have written is tokenized as text where it spells a marker, also a marker within another."""
+    markers = [text for text in byte_level.added_tokens if len(text) > 2]
+    assert markers
+    first, last = markers[0], markers[-1]
+    for text in (first, f"a{first}{last}b", f"{first[:1]}{first}{first[:-1]}", "plain"):
+        ids = byte_level.encode_written(text)
+        assert not set(byte_level.added_tokens.values()) & set(ids)
+        assert byte_level.decode(ids, skip_special_tokens=True) == text
+
+
 def test_tokens_that_only_the_configuration_lists_are_added(folder: Path) -> None:
     """An entry of added_tokens_decoder gets its id if that is the next one, and is left out otherwise."""
     size = Tokenizer.load(folder).vocab_size

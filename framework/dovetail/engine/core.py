@@ -14,7 +14,7 @@ from dovetail.engine.first_requests import serve_first
 from dovetail.engine.grammar_manager import LateMasks, make_grammar_manager
 from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.limits import limits_of
-from dovetail.engine.media import RequestMedia, TowerSchedule, fault, keyed
+from dovetail.engine.media import RequestMedia, TowerSchedule, fault, isolated, keyed
 from dovetail.engine.policy import make_policy
 from dovetail.engine.profiling import Profiling
 from dovetail.engine.recovery import SHARED_PAGE, KVCacheChecker, Recovery, finish_of
@@ -317,8 +317,11 @@ class EngineCore:
         generates = request.pool is None and not request.prefill_only
         request.max_tokens = min(message.params.max_tokens, room) if generates else 0
         if message.media:
-            request.media = RequestMedia(message.media, message.prompt_ids, is_cut=self._info.cuts_images)
-            request.ids[: request.num_prompt] = keyed(message.prompt_ids, message.media, self._key_secret)
+            spans = isolated(message.media, message.cache_salt)
+            request.media = RequestMedia(
+                spans, message.prompt_ids, message.owner, is_cut=self._info.cuts_images
+            )
+            request.ids[: request.num_prompt] = keyed(message.prompt_ids, spans, self._key_secret)
         self.scheduler.add(request)
         if self.grammars is not None:
             self.grammars.add(request, message)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 from array import array
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Sequence
 from math import prod
 from typing import Protocol
 
 import numpy as np
+from msgspec.structs import replace
 
-from dovetail.messages.media import DIGEST_BYTES, MediaSpan
+from dovetail.cache.by_owner import SharedSpace
+from dovetail.messages.media import DIGEST_BYTES, MediaSpan, framed_digest
 from dovetail.messages.step import MAX_IMAGE_BYTES, MAX_STEP_PATCHES
 
 KEY_BITS = 31
+MIN_IMAGE_PATCHES = 1024
+"""An image of fewer patches counts for so many in a step: its tower run takes as long, as a GPU waits for launches."""
 
 
 class RequestMedia:
@@ -23,13 +26,16 @@ class RequestMedia:
 
     Attributes:
         spans: Where images stand.
+        owner: Whose request it is.
         is_cut: Whether a step may compute a part of an image's tokens: not where they see both ways.
     """
 
-    __slots__ = ("_prompt", "is_cut", "spans")
+    __slots__ = ("_prompt", "is_cut", "owner", "spans")
 
-    def __init__(self, spans: tuple[MediaSpan, ...], prompt: Sequence[int], *, is_cut: bool = True) -> None:
-        self.spans, self._prompt, self.is_cut = spans, array("i", prompt), is_cut
+    def __init__(
+        self, spans: tuple[MediaSpan, ...], prompt: Sequence[int], owner: str = "", *, is_cut: bool = True
+    ) -> None:
+        self.spans, self._prompt, self.owner, self.is_cut = spans, array("i", prompt), owner, is_cut
 
     def uncut(self, start: int, num: int, most: int) -> int:
         """Return how many of the tokens `start … start + num - 1` a chunk may have that ends within no image.
@@ -53,6 +59,13 @@ class RequestMedia:
         """Return known ids `start …` of the request with token ids in place of keys."""
         known = self._prompt[start : start + len(ids)]
         return known + ids[len(known) :]
+
+
+def isolated(spans: tuple[MediaSpan, ...], salt: str) -> tuple[MediaSpan, ...]:
+    """Return spans by whose digests requests with another salt find nothing; without a salt, those given."""
+    if not salt:
+        return spans
+    return tuple(replace(span, digest=framed_digest(salt.encode(), span.digest)) for span in spans)
 
 
 def keyed(prompt: Sequence[int], spans: Sequence[MediaSpan], secret: bytes) -> array[int]:
@@ -104,7 +117,8 @@ class EncodePlan(Protocol):
 class TowerSchedule:
     """Says which images are encoded before a step, and knows whose output the devices have.
 
-    The engine decides, so that all ranks have the same. An image that is encoded is used in the same step.
+    The engine decides, so that all ranks have the same. An image that is encoded is used in the same step. Who sends
+    many images pushes out output of their own first.
 
     Attributes:
         num_encoded: Images that were encoded so far.
@@ -113,7 +127,7 @@ class TowerSchedule:
     def __init__(self, token_bytes: int) -> None:
         """The devices have nothing. `token_bytes` are those of the output for a token of an image."""
         self._token_bytes = token_bytes
-        self._kept: OrderedDict[bytes, int] = OrderedDict()  # bytes by digest, last used last
+        self._kept: SharedSpace[bytes] = SharedSpace()
         self._patches = 0
         self._in_use: set[bytes] = set()
         self._unsure: list[bytes] = []
@@ -135,39 +149,34 @@ class TowerSchedule:
                 continue
             if span.start >= start + num:
                 break
-            if not self._provide(span, plan):
+            if not self._provide(span, media.owner, plan):
                 return max(0, span.start - start)
         return num
 
     def failed(self, plan: EncodePlan) -> None:
         """A step was not computed: what it was to encode is encoded again, and what it was to drop dropped again."""
         for span in plan.encode:
-            self._kept.pop(span.digest, None)
+            self._kept.remove(span.digest)
         self._unsure += [*plan.dropped, *(span.digest for span in plan.encode)]
 
-    def _provide(self, span: MediaSpan, plan: EncodePlan) -> bool:
+    def _provide(self, span: MediaSpan, owner: str, plan: EncodePlan) -> bool:
         """Have an image's output on the devices in this step, if there is room."""
-        if span.digest in self._kept:
-            self._kept.move_to_end(span.digest)
-            self._in_use.add(span.digest)
+        kept, digest = self._kept, span.digest
+        if digest in kept:
+            kept.use(digest)
+            self._in_use.add(digest)
             return True
-        size = prod(span.grid) * self._token_bytes
-        used = sum(self._kept[digest] for digest in self._in_use)
-        is_first = not plan.encode
-        if not is_first and self._patches + span.num_patches > MAX_STEP_PATCHES:
+        size, patches = prod(span.grid) * self._token_bytes, max(span.num_patches, MIN_IMAGE_PATCHES)
+        if plan.encode and self._patches + patches > MAX_STEP_PATCHES:
             return False
-        if self._in_use and used + size > MAX_IMAGE_BYTES:
+        if self._in_use and sum(map(kept.size, self._in_use)) + size > MAX_IMAGE_BYTES:
             return False
-        total = sum(self._kept.values())
-        for digest in list(self._kept):
-            if total + size <= MAX_IMAGE_BYTES:
-                break
-            if digest not in self._in_use:
-                total -= self._kept.pop(digest)
-                plan.dropped.append(digest)
-        self._kept[span.digest] = size
-        self._in_use.add(span.digest)
-        self._patches += span.num_patches
+        while kept.total + size > MAX_IMAGE_BYTES and (last := kept.victim(owner, size, self._in_use)) is not None:
+            kept.remove(last)
+            plan.dropped.append(last)
+        kept.add(digest, owner, size)
+        self._in_use.add(digest)
+        self._patches += patches
         self.num_encoded += 1
         plan.encode.append(span)
         return True

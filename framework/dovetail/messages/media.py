@@ -71,8 +71,13 @@ def content_digest(size: tuple[int, int], pixels: bytes | memoryview, fingerprin
         fingerprint: Of the image processor.
         revision: Of the model: what tells its weights from those of others at the same server.
     """
+    return framed_digest(b"%d %d" % size, fingerprint.encode(), revision.encode(), pixels)
+
+
+def framed_digest(*parts: bytes | memoryview) -> bytes:
+    """Return the SHA-256 of parts, each framed by its length."""
     found = hashlib.sha256()
-    for part in (b"%d %d" % size, fingerprint.encode(), revision.encode(), pixels):
+    for part in parts:
         found.update(len(part).to_bytes(8, "little"))
         found.update(part)
     return found.digest()

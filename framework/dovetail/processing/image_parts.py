@@ -44,8 +44,13 @@ def image_parts(messages: Iterable[Message]) -> Iterator[tuple[Message, str]]:
                 yield part, f"messages[{at}].content[{i}]"
 
 
-def with_images(messages: list[dict[str, Any]], load: ImageLoader) -> list[dict[str, Any]]:
+def with_images(messages: list[dict[str, Any]], load: ImageLoader, salt: str) -> list[dict[str, Any]]:
     """Return a conversation with its images loaded; one without is returned as it is.
+
+    Args:
+        messages: The conversation.
+        load: Loads them.
+        salt: Requests with different ones share nothing that is kept.
 
     Raises:
         RequestError: An image cannot be had, or is none; `param` names its part.
@@ -53,7 +58,7 @@ def with_images(messages: list[dict[str, Any]], load: ImageLoader) -> list[dict[
     found = list(image_parts(messages))
     if not found:
         return messages
-    loaded = iter([ImagePart(image) for image in load(found)])
+    loaded = iter([ImagePart(image) for image in load(found, salt)])
     return [
         {**message, "content": [next(loaded) if _is_image(part) else part for part in message["content"]]}
         if any(True for _ in image_parts((message,)))
@@ -162,7 +167,7 @@ def surrounded(processor: Processor, text: str) -> str:
     return text.replace(placeholder, placeholder.join(processor.images.around))
 
 
-def shown(processor: Processor, prompt: Ids, parts: Sequence[Message], name: str) -> Ids:
+def shown(processor: Processor, prompt: Ids, parts: Sequence[Message], name: str, salt: str) -> Ids:
     """Return a prompt with the images of parts in place of its placeholders, in order.
 
     Args:
@@ -170,6 +175,7 @@ def shown(processor: Processor, prompt: Ids, parts: Sequence[Message], name: str
         prompt: As tokens; its images are not looked at.
         parts: Content parts, each with its place in the request as `param`.
         name: What the API calls the prompt.
+        salt: As of `with_images`.
 
     Raises:
         RequestError: The model sees nothing, an image cannot be had, or there are more or fewer placeholders.
@@ -180,7 +186,7 @@ def shown(processor: Processor, prompt: Ids, parts: Sequence[Message], name: str
         text = f"{placed[0][1]}: an image cannot be read here: {processor.template.no_images}; send text"
         raise RequestError(text, param=placed[0][1], code="unsupported")
     hint = f"write {processor.tokenizer.token_text(processor.images.placeholder_id)} once for each image"
-    made = expanded(prompt.ids, processor.images, processor.load_images(placed), name, hint)
+    made = expanded(prompt.ids, processor.images, processor.load_images(placed, salt), name, hint)
     return with_media(replace(prompt, ids=made.ids), made.media)
 
 

@@ -30,8 +30,8 @@ class PreparedImage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Message = Mapping[str, Any]
-ImageLoader = Callable[[Sequence[tuple[Message, str]]], Sequence[PreparedImage]]
-"""Loads the images of content parts, each with its place in the request, in order."""
+ImageLoader = Callable[[Sequence[tuple[Message, str]], str], Sequence[PreparedImage]]
+"""Loads the images of content parts, each with its place in the request, in order; behind them the request's salt."""
 
 
 class ExpandedPrompt(NamedTuple):

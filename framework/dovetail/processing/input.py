@@ -212,7 +212,7 @@ class Preparation:
         if not made.ids:
             raise empty_prompt(name)
         if prompt.images:
-            made = shown(self._processor, made, prompt.images, name)
+            made = shown(self._processor, made, prompt.images, name, self.request.cache_salt)
         cut = self._cut(made.ids)
         if len(cut) < len(made.ids):
             if prompt.images:
@@ -226,7 +226,7 @@ class Preparation:
             return self._attempt(chat, chat.messages, keeps)
         messages = chat.messages
         if self._processor.images is not None:  # once, and not with each attempt
-            messages = with_images(messages, self._processor.load_images)
+            messages = with_images(messages, self._processor.load_images, self.request.cache_salt)
         return without_oldest(lambda some: self._attempt(chat, some, keeps), messages)
 
     def _chat_tokens(self, chat: Chat, messages: list[dict[str, Any]], *, keeps: bool = False) -> ChatTokens:
@@ -238,6 +238,7 @@ class Preparation:
                 tools=() if self.tools is None else self.tools.tools,
                 template_kwargs=self.template_kwargs,
                 keeps=keeps,
+                salt=self.request.cache_salt,
             )
 
     def _attempt(self, chat: Chat, messages: list[dict[str, Any]], keeps: bool) -> Ids:

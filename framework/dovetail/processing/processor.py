@@ -499,7 +499,7 @@ class Processor:
             raise prompt_too_big(size, self.limits.max_prompt_bytes, self.limits.context_len, "messages")
 
 
-def _not_here(parts: Sequence[tuple[Message, str]]) -> Sequence[PreparedImage]:
+def _not_here(parts: Sequence[tuple[Message, str]], salt: str) -> Sequence[PreparedImage]:
     raise RequestError("images are read by a server only: send them to `dovetail serve`", param=parts[0][1])
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.processor import ImageProcessor
 from dovetail.contracts.requests import Chat, Cut, Ids
@@ -34,6 +36,7 @@ def chat_prompt(
     tools: Tools = (),
     template_kwargs: Mapping[str, Any],
     keeps: bool = False,
+    salt: str = "",
 ) -> ChatTokens:
     """Render and tokenize a conversation; where the model sees, load its images.
 
@@ -43,6 +46,7 @@ def chat_prompt(
         tools: Those that the model is shown.
         template_kwargs: The template's variables.
         keeps: As of `Tokenizer.encode`.
+        salt: Requests with different ones share no images that are kept.
 
     Raises:
         RequestError: A message means nothing, there is no template, the text cannot fit the context, or an image
@@ -51,6 +55,7 @@ def chat_prompt(
     """
     processor.check_size(chat.messages)
     if (images := processor.images) is not None:
+        chat = replace(chat, messages=with_images(chat.messages, processor.load_images, salt))
         return _seen(processor, images, chat, tools, template_kwargs, keeps)
     rendered = processor.template.render(
         chat.messages,
@@ -80,8 +85,8 @@ def _seen(
     template_kwargs: Mapping[str, Any],
     keeps: bool,
 ) -> ChatTokens:
-    """As `chat_prompt`, for a model that sees."""
-    messages = with_images(chat.messages, processor.load_images)
+    """As `chat_prompt`, for a model that sees; the conversation's images are loaded."""
+    messages = chat.messages
     plain = PlainPlaceholders(processor, seeing.placeholder_id)
     rendered = processor.template.render(
         plain.marked(messages),

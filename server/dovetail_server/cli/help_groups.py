@@ -20,7 +20,7 @@ GROUPS: dict[str, str] = {
     "API": "apis host port served_model_name model_aliases max_tokens_beyond unknown_fields unservable_tools root_path "
     "api_key admin_api_key keys_file resume_key allow_origins allowed_hosts closed_probes open_metrics ssl_certfile "
     "ssl_keyfile ssl_keyfile_password disable_playground",
-    "images": "limit_mm_per_prompt allowed_media_domains allowed_local_media_path",
+    "images": "limit_mm_per_prompt image_cache_bytes allowed_media_domains allowed_local_media_path",
     "limits and recovery": "max_queued_requests max_queued_tokens max_queued_bytes max_body_bytes max_prompt_bytes "
     "body_processes body_cpu_limit max_connections max_connections_per_address header_timeout body_timeout "
     "min_body_rate keep_alive_timeout websocket_idle_timeout stream_keep_alive stream_write_timeout drain_timeout "
@@ -37,8 +37,8 @@ METAVARS: dict[str, str] = {
     "SECONDS": "grammar_compile_timeout header_timeout body_timeout keep_alive_timeout websocket_idle_timeout "
     "body_cpu_limit stream_keep_alive stream_write_timeout drain_timeout drain_grace engine_restart_window "
     "engine_hang_timeout stored_response_ttl log_slow_requests plugin_timeout",
-    "BYTES": "grammar_cache_bytes max_queued_bytes max_body_bytes max_prompt_bytes max_file_bytes max_storage_bytes "
-    "min_free_disk_bytes max_stored_response_bytes",
+    "BYTES": "grammar_cache_bytes image_cache_bytes max_queued_bytes max_body_bytes max_prompt_bytes max_file_bytes "
+    "max_storage_bytes min_free_disk_bytes max_stored_response_bytes",
     "BYTES/S": "min_body_rate",
     "TOKENS": "context_length page_size max_total_tokens chunked_prefill_size max_prefill_tokens max_queued_tokens "
     "stream_interval",

@@ -11,14 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.processor import MAX_IMAGE_PIXELS, ImageProcessor
-from dovetail.messages.media import content_digest, write_arrays
+from dovetail.messages.media import content_digest, framed_digest, write_arrays
 from dovetail.processing.images import PreparedImage, layout_of
 from dovetail_server.media import decode
 from dovetail_server.media.addresses import AllowedDomains
 from dovetail_server.media.local import read_local, read_regular
 from dovetail_server.media.parts import ImageKey, ImageSource, source_of
 from dovetail_server.media.refusals import MediaError
-from dovetail_server.media.rules import MediaAnswer, MediaFetched, MediaQuestion, MediaRules
+from dovetail_server.media.rules import (
+    MediaAnswer,
+    MediaFetched,
+    MediaMade,
+    MediaMessage,
+    MediaQuestion,
+    MediaRules,
+    MediaSought,
+)
 from dovetail_server.media.sources import data_of
 
 if TYPE_CHECKING:
@@ -30,11 +38,15 @@ MAX_IMAGES = 1024
 """Of a request with several prompts."""
 MEMORY_BYTES = 16 * MAX_IMAGE_PIXELS
 """While an image of the largest size is decoded, laid over white, turned, and hashed."""
-Ask = Callable[[MediaQuestion | MediaFetched], MediaAnswer]
+Ask = Callable[[MediaMessage], MediaAnswer]
 
 
 class ImageLoader:
-    """Loads images. Of one job."""
+    """Loads images. Of one job.
+
+    Attributes:
+        is_marked: Something was decoded or fetched, which may leave something behind in this process.
+    """
 
     def __init__(
         self,
@@ -64,11 +76,16 @@ class ImageLoader:
         self._fetcher: Fetcher | None = None
         self._left_bytes = MAX_BYTES
         self._is_first = True
+        self.is_marked = False
         self._loaded: dict[ImageKey, PreparedImage] = {}
         self._made: dict[bytes, PreparedImage] = {}
 
-    def __call__(self, parts: Sequence[tuple[Mapping[str, Any], str]]) -> list[PreparedImage]:
+    def __call__(self, parts: Sequence[tuple[Mapping[str, Any], str]], salt: str) -> list[PreparedImage]:
         """Load the images of a conversation's parts, in order; what was loaded before is not again.
+
+        Args:
+            parts: Each with its place in the request.
+            salt: Requests with different ones share nothing that is kept.
 
         Raises:
             RequestError: There are too many, or one cannot be had, or is none; `param` names its part.
@@ -91,7 +108,7 @@ class ImageLoader:
                 data = remote.pop(key) if key in remote else self._local(source)
                 if isinstance(data, MediaError):
                     raise data
-                self._loaded[key] = self._image(data, source.param)
+                self._loaded[key] = self._image(data, source.param, salt)
             except MediaError as error:
                 raise error.at(source.param) from None
         return [self._loaded[source.key] for source in sources]
@@ -111,6 +128,7 @@ class ImageLoader:
         ).paths
         found: dict[ImageKey, bytes | MediaError] = {}
         if urls:
+            self.is_marked = True
             if self._fetcher is None:
                 self._fetcher = self._make_fetcher(AllowedDomains(self._rules.domains))
             fetched = fetched_all(self._fetcher, [each.url for each in urls])
@@ -123,7 +141,21 @@ class ImageLoader:
             raise RequestError(text, param=sources[-1].param, code="image_file_too_large")
         return found
 
-    def _image(self, data: bytes, param: str) -> PreparedImage:
+    def _image(self, data: bytes, param: str, salt: str) -> PreparedImage:
+        """Return an image as the server has it, or decode it.
+
+        The server finds it by what this process has computed of its bytes and of all that arrays depend on.
+        """
+        key = framed_digest(salt.encode(), self._processor.fingerprint().encode(), self._rules.revision.encode(), data)
+        if self._rules.keeps and (found := self._ask(MediaSought(key)).image) is not None:
+            return found
+        self.is_marked = True
+        made = self._decoded(data, param)
+        if self._rules.keeps:
+            self._ask(MediaMade(made))
+        return made
+
+    def _decoded(self, data: bytes, param: str) -> PreparedImage:
         image = decode.decoded(data)
         width, height = image.size
         layout_of(self._processor, width, height, param)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from dovetail.processing.images import PreparedImage
+
 
 class MediaRules(msgspec.Struct, frozen=True, kw_only=True):
     """What images may be, and where they may come from.
@@ -14,6 +16,7 @@ class MediaRules(msgspec.Struct, frozen=True, kw_only=True):
         max_images: Of one request.
         domains: As `--allowed-media-domains`.
         local_path: As `--allowed-local-media-path`.
+        keeps: The server keeps images for later requests.
     """
 
     folder: str
@@ -21,6 +24,7 @@ class MediaRules(msgspec.Struct, frozen=True, kw_only=True):
     max_images: int
     domains: list[str] = []
     local_path: str | None = None
+    keeps: bool = False
 
 
 class MediaQuestion(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -36,10 +40,31 @@ class MediaQuestion(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class MediaAnswer(msgspec.Struct, frozen=True):
-    """It may; `paths` are those of the uploaded files."""
+    """It may.
 
-    paths: list[str]
+    Attributes:
+        paths: Those of the uploaded files.
+        image: What the server has of an image that was sought; None: the process makes it.
+    """
+
+    paths: list[str] = []
+    image: PreparedImage | None = None
 
 
 class MediaFetched(msgspec.Struct, frozen=True, tag=True):
     """What had to be fetched is there; an empty `MediaAnswer` follows when the process may compute again."""
+
+
+class MediaSought(msgspec.Struct, frozen=True, tag=True):
+    """The process has an image's bytes, and asks whether it is kept. `key` is their `source_digest`."""
+
+    key: bytes
+
+
+class MediaMade(msgspec.Struct, frozen=True, tag=True):
+    """What was sought was made; an empty `MediaAnswer` follows."""
+
+    image: PreparedImage
+
+
+MediaMessage = MediaQuestion | MediaFetched | MediaSought | MediaMade

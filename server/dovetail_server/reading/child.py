@@ -38,7 +38,7 @@ from dovetail_server.apis.responses.references import ReferencedItems
 from dovetail_server.apis.watch import WATCH, Interruption
 from dovetail_server.errors import PLUGIN_FAILED
 from dovetail_server.media.decode import NO_PILLOW
-from dovetail_server.media.rules import MediaAnswer, MediaFetched, MediaQuestion
+from dovetail_server.media.rules import MediaAnswer, MediaMessage
 from dovetail_server.reading.tasks import add_routes
 from dovetail_server.reading.wire import (
     LARGE,
@@ -151,7 +151,7 @@ class PreloadedState:
             outcome = self._done(channel, job, addresses)
             has_failed = outcome.refusal is not None or outcome.fault is not None
             # Decoders of images are native code, and what a crafted one may do to a process ends with it.
-            stays = left > 0 and not (has_failed or outcome.files) and resident_bytes() - base <= KEPT_BYTES
+            stays = left > 0 and outcome.stays and not has_failed and resident_bytes() - base <= KEPT_BYTES
             send(channel, msgspec.structs.replace(outcome, stays=stays))
             if not stays:
                 return
@@ -176,14 +176,16 @@ class PreloadedState:
             send(channel, question)
             return msgspec.msgpack.decode(receive(channel), type=ReferencedItems)
 
-        def ask_media(question: MediaQuestion | MediaFetched) -> MediaAnswer:
+        def ask_media(question: MediaMessage) -> MediaAnswer:
             send(channel, question)
             return msgspec.msgpack.decode(receive(channel), type=MediaAnswer)
 
+        loader = None
         if self._media is not None and self._text.images is not None:
             from dovetail_server.media.loader import ImageLoader
 
-            self._text.load_images = ImageLoader(self._text.images, self._media, job.media, ask_media, allow_images)
+            loader = ImageLoader(self._text.images, self._media, job.media, ask_media, allow_images)
+            self._text.load_images = loader
 
         def give_up(why: str) -> None:
             send(channel, BodyResult(refusal=Refusal(message=why, param=None, code=PLUGIN_FAILED, status=500)))
@@ -201,7 +203,8 @@ class PreloadedState:
         signal.setitimer(signal.ITIMER_PROF, 0)
         took_s, grown = time.process_time() - began, most_own_bytes() - before
         names = [] if left_out is None else list(left_out.names)
-        return msgspec.structs.replace(outcome, left_out=names, cpu_s=took_s, grown_bytes=grown)
+        stays = loader is None or not loader.is_marked
+        return msgspec.structs.replace(outcome, left_out=names, cpu_s=took_s, grown_bytes=grown, stays=stays)
 
 
 def set_limits(job: BodyJob, addresses: int, num_threads: int) -> tuple[bool, bool]:

@@ -15,6 +15,7 @@ from dovetail.text.inline import InlineCostError
 from dovetail.text.tokenizer.threads import num_threads
 from dovetail_server.hooks import ApiHooks
 from dovetail_server.http.auth import CALLER
+from dovetail_server.media.cache import ImageCache
 from dovetail_server.media.decode import NO_PILLOW, has_pillow
 from dovetail_server.media.folder import MediaFolder
 from dovetail_server.media.rules import MediaRules
@@ -60,6 +61,8 @@ class ReadingContext(ServingContext):
         """Of the event loop, for requests that are read and prepared on it."""
         self.media: MediaFolder | None = None
         """Where images lie while requests need them; None where the model sees none."""
+        self.image_cache: ImageCache | None = None
+        """Those that were decoded lately; None where none are kept."""
         self.unknown_fields = UnknownFields()
         """What `--unknown-fields warn` has left out of bodies."""
         self.routes: Mapping[str, Route] = {}
@@ -102,6 +105,8 @@ class ReadingContext(ServingContext):
         """Return what images may be, and have them loaded by other processes; None where there can be none."""
         settings, most = self.settings, self.max_images
         if text.images is None:
+            if settings.processor is None:
+                text.template.no_images = "this server was started with --processor none"
             return None
         if not most or not settings.body_processes:
             flag = "--body-processes" if most else '--limit-mm-per-prompt {"image": 0}'
@@ -116,7 +121,10 @@ class ReadingContext(ServingContext):
         self.media = self.media or MediaFolder()
         text.template.no_images = ""
         text.load_images = _elsewhere
-        self.bodies.load_media(self.media, self.stored_file)
+        keeps = settings.image_cache_bytes > 0
+        if keeps and self.image_cache is None:
+            self.image_cache = ImageCache(self.media.path, settings.image_cache_bytes)
+        self.bodies.load_media(self.media, self.stored_file, self.image_cache)
         local = settings.allowed_local_media_path
         return MediaRules(
             folder=str(self.media.path),
@@ -124,6 +132,7 @@ class ReadingContext(ServingContext):
             max_images=most,
             domains=settings.allowed_media_domains,
             local_path=None if local is None else str(local),
+            keeps=keeps,
         )
 
     @abstractmethod
@@ -152,5 +161,5 @@ class ReadingContext(ServingContext):
         """
 
 
-def _elsewhere(parts: Sequence[tuple[Message, str]]) -> Sequence[PreparedImage]:
+def _elsewhere(parts: Sequence[tuple[Message, str]], salt: str) -> Sequence[PreparedImage]:
     raise InlineCostError("images are decoded in a process of their own")

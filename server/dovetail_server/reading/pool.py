@@ -26,9 +26,11 @@ from dovetail.text.chat.budget import FULL
 from dovetail_server.apis.responses.references import ReferencedItems
 from dovetail_server.errors import PLUGIN_FAILED, ServiceError
 from dovetail_server.http.auth import CALLER
+from dovetail_server.media.cache import ImageCache
 from dovetail_server.media.folder import MediaFolder
-from dovetail_server.media.rules import MediaAnswer, MediaFetched, MediaQuestion
-from dovetail_server.reading.turns import ReadingTurn, Turns
+from dovetail_server.media.rules import MediaMessage
+from dovetail_server.reading.media import FindFile, MediaExchange
+from dovetail_server.reading.turns import Turns
 from dovetail_server.reading.wire import (
     IMAGES,
     LARGE,
@@ -54,15 +56,12 @@ SLOWER = 20
 SMALL_CPU_S = FULL.seconds
 """Processor time of a small body, which comes here for its template or tokenizer only."""
 DIED = "body_process_died"
-MAX_FETCHES, MAX_WAITING_FETCHES = 16, 64
-"""Requests whose images are fetched at a time, and that wait for it, in equal shares of those who wait. Each has a
-process meanwhile, but no turn."""
-_decode = msgspec.msgpack.Decoder(Begun | PromptBegun | Question | MediaQuestion | MediaFetched | BodyResult).decode
+MAX_FETCHES = 16
+"""Requests whose images are fetched at a time. Each has a process meanwhile, but no turn."""
+_decode = msgspec.msgpack.Decoder(Begun | PromptBegun | Question | MediaMessage | BodyResult).decode
 Answering = Callable[[Question], Awaitable[ReferencedItems]]
 PromptBeginning = Callable[[PromptBegun], None]
 """Takes what is known of a prompt so far."""
-FindFile = Callable[[str, str], Awaitable[str]]
-"""Returns the path of an owner's uploaded file."""
 
 
 class BodyPool:
@@ -83,6 +82,7 @@ class BodyPool:
         self._fetches = Turns(MAX_FETCHES)
         self._media: MediaFolder | None = None
         self._find_file: FindFile | None = None
+        self._image_cache: ImageCache | None = None
         self.pids: set[int] = set()
         """Processes that read a body."""
 
@@ -109,9 +109,9 @@ class BodyPool:
         template.ready()
         return f"the process that reads requests could not be started: {failure}"
 
-    def load_media(self, folder: MediaFolder, find_file: FindFile) -> None:
-        """Have the processes load images from now on: into `folder`, some from uploaded files."""
-        self._media, self._find_file = folder, find_file
+    def load_media(self, folder: MediaFolder, find_file: FindFile, cache: ImageCache | None) -> None:
+        """Have the processes load images from now on: into `folder`, some from uploaded files or `cache`."""
+        self._media, self._find_file, self._image_cache = folder, find_file, cache
 
     def ready_with(self, start: WorkerStart | None) -> None:
         """Set what the processes load; None where only this process can have it."""
@@ -167,7 +167,7 @@ class BodyPool:
             media_cpu_s=0.0 if media is None else self._cpu_s,  # a short body may name large images
         )
         async with self._turns.turn(owner, is_background=is_background) as turn:
-            exchange = MediaExchange(self._fetches, turn, self._find_file)
+            exchange = MediaExchange(self._fetches, turn, self._find_file, self._image_cache, job.media)
             try:
                 outcome = await self._attempt(job, raw, answer, begun, exchange)
             except BaseException:
@@ -246,62 +246,6 @@ class BodyPool:
             raise died(f"could not be started: {error}") from None
 
 
-class MediaExchange:
-    """What one process is answered while it loads images."""
-
-    def __init__(self, fetches: Turns, turn: ReadingTurn, find_file: FindFile | None) -> None:
-        """Nothing was asked yet.
-
-        Args:
-            fetches: Whose images are fetched.
-            turn: The process's, paused while it computes nothing.
-            find_file: Finds uploaded files; None: there are none.
-        """
-        self._fetches = fetches
-        self._turn = turn
-        self._find_file = find_file
-        self._fetch: ReadingTurn | None = None
-        self.has_images = False
-        """It loads images."""
-
-    async def answer(self, message: MediaQuestion | MediaFetched) -> MediaAnswer:
-        """Return the answer when the process may go on.
-
-        Raises:
-            RequestError: It names a file that is not there, or somebody else's.
-            ServiceError: Too much is fetched already.
-        """
-        self.has_images = True
-        if isinstance(message, MediaFetched):
-            self.close()
-            await self._turn.resume()
-            return MediaAnswer([])
-        paths = [await self._path(file_id, param) for file_id, param in message.files]
-        if message.fetches:
-            if not self._fetches.has_room(self._turn.owner, MAX_WAITING_FETCHES):
-                num = self._fetches.num_waiting
-                text = f"too many requests wait for their images to be fetched ({num}); try again later"
-                raise ServiceError(text, code="queue_full", status=429, retry_after_s=1)
-            self._turn.pause()
-            self._fetch = self._turn.beside(self._fetches)
-            await self._fetch.resume()
-        return MediaAnswer(paths)
-
-    async def _path(self, file_id: str, param: str) -> str:
-        if self._find_file is None:
-            raise RuntimeError("files were not opened for images")
-        try:
-            return await self._find_file(self._turn.owner, file_id)
-        except RequestError as error:
-            text = f"{param}: {error.message}"
-            raise RequestError(text, param=param, code="image_file_not_found", status=error.status) from None
-
-    def close(self) -> None:
-        """Let others fetch."""
-        if self._fetch is not None:
-            self._fetch.pause()
-
-
 class WorkerExchange:
     """What is said with one process."""
 
@@ -366,7 +310,7 @@ class WorkerExchange:
             elif isinstance(message, PromptBegun):
                 if self._begun is not None:
                     self._begun(message)
-            elif isinstance(message, MediaQuestion | MediaFetched):
+            elif isinstance(message, MediaMessage):
                 await self._send(await self._media.answer(message))
             else:
                 if answer is None:

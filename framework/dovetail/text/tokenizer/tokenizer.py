@@ -198,8 +198,22 @@ class Tokenizer:
         return self._with_configured_bos(ids, text) if add_special_tokens else ids
 
     def encode_written(self, text: str) -> list[int]:
-        """Tokenize text that a model may have written, whatever characters are in it: without special tokens."""
-        return self._encode(text, add_special_tokens=False)
+        """Tokenize text that a model may have written, whatever characters are in it: as text where it spells a marker.
+
+        A marker is cut behind its first character, so that the tokenizer meets no added token.
+        """
+        ids: list[int] = []
+        at = 0
+        while (found := self._markers.search(text, at)) is not None:
+            ids += self._encode(text[at : found.start() + 1], add_special_tokens=False)
+            at = found.start() + 1
+        return ids + self._encode(text[at:], add_special_tokens=False)
+
+    @cached_property
+    def _markers(self) -> re.Pattern[str]:
+        """Added tokens that a text may spell in other tokens; longer ones first, though one match is like another."""
+        texts = sorted((text for text in self.added_tokens if text.strip() and len(text) > 1), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
     def encode_within(
         self, first: str, second: str | None = None, *, most: int | None = None, cuts_left: bool = False

@@ -1,13 +1,14 @@
 // Where one types: Enter sends, Shift and Enter makes a new line, Escape stops a reply; files go along as text, or as images.
 import { facts } from "../core/facts.js";
 import { html, useEffect, useRef, useState } from "../core/html.js";
-import { imageOf, KINDS, refusalOf, TYPES } from "../core/images.js";
+import { bytesOf, imageOf, KINDS, refusalOf, TYPES } from "../core/images.js";
 import { newId } from "../core/tree.js";
 import { IconButton } from "../parts/buttons.js";
 import { Icon } from "../parts/icons.js";
 import { plain } from "../parts/text.js";
 
 const MOST_BYTES = 1 << 20;
+const TEXT_BYTES = 1 << 16; // of a request are left for its text
 
 /** What is sent: the text, and each text file under its name, in a fence that nothing in it ends. */
 export function withFiles(text, files) {
@@ -32,8 +33,8 @@ async function textOf(file) {
   return { name: file.name, content };
 }
 
-/** `numImages`: those that the conversation has already, which go along each time. */
-export function Composer({ draft, setDraft, files, setFiles, numImages, isRunning, canSend, onSend, onStop, onEditLast }) {
+/** `sent`: images that the conversation has already, which go along each time. */
+export function Composer({ draft, setDraft, files, setFiles, sent, isRunning, canSend, onSend, onStop, onEditLast }) {
   const [notice, setNotice] = useState("");
   const area = useRef(null);
   const picker = useRef(null);
@@ -60,13 +61,18 @@ export function Composer({ draft, setDraft, files, setFiles, numImages, isRunnin
     else if (event.key === "ArrowUp" && area.current.value === "") onEditLast();
   };
   const take = async (given) => {
-    let free = most - numImages - images.length;
+    let free = most - sent.length - images.length;
+    const body = facts.info?.max_body_bytes ?? Infinity;
+    let room = body - TEXT_BYTES - bytesOf([...sent, ...images]);
     const attached = async (file) => {
       if (!file.type.startsWith("image/")) return textOf(file);
       if (!most) throw new Error(`${file.name} was left out: ${facts.info?.no_images ?? "the server does not answer yet"}.`);
       const refusal = refusalOf(file) || (free > 0 ? "" : `${file.name} was left out: a conversation may have ${most} image${most === 1 ? "" : "s"}.`);
       if (refusal) throw new Error(refusal);
+      const needed = bytesOf([file]);
+      if (needed > room) throw new Error(`${file.name} was left out: the images of a conversation go along with each request, which may have ${bytes(body)}.`);
       free -= 1;
+      room -= needed;
       return { id: newId(), ...(await imageOf(file)) };
     };
     const read = await Promise.allSettled(given.map(attached));
@@ -96,7 +102,7 @@ export function Composer({ draft, setDraft, files, setFiles, numImages, isRunnin
       ({ name, content, size, preview }, i) => html`<li key=${i}>${preview && html`<img src=${preview} alt=${`Preview of ${name}`} />`}<span title=${name}>${plain(name)}</span> <small>${preview ? bytes(size) : characters(content.length)}</small>
         <${IconButton} icon="close" label=${`Remove ${name}`} onClick=${() => drop(i)} /></li>`,
     )}</ul>`}
-    ${images.length > 0 && html`<p class="note">${numImages + images.length} of ${most} images of a conversation: ${KINDS}.</p>`}
+    ${images.length > 0 && html`<p class="note">${sent.length + images.length} of ${most} images of a conversation: ${KINDS}.</p>`}
     <div class="box">
       <${IconButton} icon="clip" label="Attach text files" onClick=${() => picker.current.click()} />
       <input ref=${picker} type="file" multiple hidden aria-label="Text files" onChange=${picked} />

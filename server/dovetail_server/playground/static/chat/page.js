@@ -125,7 +125,7 @@ export function ChatPage({ id }) {
       <${Messages} conversation=${conversation} path=${path} actions=${latest} onIdea=${(idea) => onSend(idea)} />
       <div class="foot">
         ${notice && html`<p class="problem" role="alert">${notice}</p>`}
-        <${Composer} draft=${draft} setDraft=${setDraft} files=${files} setFiles=${setFiles} numImages=${path.flatMap(({ images }) => images ?? []).filter(previewOf).length} isRunning=${runs} canSend=${facts.state === "known"} onSend=${onSend}
+        <${Composer} draft=${draft} setDraft=${setDraft} files=${files} setFiles=${setFiles} sent=${path.flatMap(({ images }) => images ?? []).filter(previewOf)} isRunning=${runs} canSend=${facts.state === "known"} onSend=${onSend}
           onStop=${() => stop(conversation)} onEditLast=${editLast} />
       </div>
       <p class="unseen" role="status">${said}</p>

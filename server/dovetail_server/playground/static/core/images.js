@@ -42,6 +42,11 @@ export function previewOf({ id }) {
   return held.get(id)?.preview;
 }
 
+/** Bytes of a request that images take, whether held already or to be sent; the data is base64. */
+export function bytesOf(images) {
+  return images.reduce((sum, { id, url, size = 0 }) => sum + ((held.get(id)?.url ?? url)?.length ?? Math.ceil(size / 3) * 4), 0);
+}
+
 /** A message's image as the API takes it; the model is told of one that is gone. `isShown`: for people to read. */
 export function partOf({ id, name, type }, isShown = false) {
   const url = held.get(id)?.url;
