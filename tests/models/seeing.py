@@ -91,7 +91,10 @@ def make_vl(folder: Path, kind: str = "qwen2_5_vl", vision: Mapping[str, Any] = 
     torch.manual_seed(0)
     text = {**SIZES, **TEXT[kind], "max_position_embeddings": 1024, **changes}
     others = OTHERS.get(kind, TOKENS)
-    config = CONFIG_MAPPING[kind](text_config=text, vision_config={**VISION[kind], **vision}, **others)
+    vision = {**VISION[kind], **vision}
+    if "out_hidden_size" in vision:
+        vision["out_hidden_size"] = text["hidden_size"]
+    config = CONFIG_MAPPING[kind](text_config=text, vision_config=vision, **others)
     made = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
     perturb(made)
     if kind == "gemma3":

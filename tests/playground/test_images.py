@@ -172,7 +172,8 @@ def test_images_that_are_too_much_for_a_request_are_said_before(screen: Screen) 
     """Those that were sent go along each time: the page counts them, and what is attached, against its most."""
     page = screen.page
     page.evaluate(
-        "async most => { (await import('/playground/core/facts.js')).facts.info.max_body_bytes = most; }", 64 * 1024 + 600
+        "async most => { (await import('/playground/core/facts.js')).facts.info.max_body_bytes = most; }",
+        64 * 1024 + 600,
     )
     give(screen, "drop", a=image(), b=("image/png", "A" * 1200))
     said = page.locator(".composer [role=status]")
