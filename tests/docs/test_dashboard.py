@@ -45,7 +45,7 @@ def published() -> dict[str, set[str]]:
     metrics = Metrics("dovetail", "m", {"task": 1}, engine_pid=os.getpid)
     load = LoadStats(
         step=1, num_running=1, num_queued=1, num_used_tokens=1, num_cached_tokens=1, max_total_tokens=9,
-        gen_throughput=1.0, num_drafted_tokens=2, num_accepted_tokens=1, device_used_bytes=1,
+        gen_throughput=1.0, num_drafted_tokens=2, num_accepted_tokens=1, num_encoded_images=1, device_used_bytes=1,
         device_total_bytes=2,
     )  # fmt: skip
     metrics.load.log(load)

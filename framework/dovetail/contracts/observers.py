@@ -182,7 +182,7 @@ class LoadStats:
 
     Of the `num_drafted_tokens` that a speculator guessed and steps verified since the engine started,
     `num_accepted_tokens` were right. `device_used_bytes` of `device_total_bytes` are in use on the first rank's GPU, by
-    whatever process; both are 0 where the model runs on the CPU.
+    whatever process; both are 0 where the model runs on the CPU. The vision tower has encoded `num_encoded_images`.
     """
 
     step: int
@@ -196,6 +196,7 @@ class LoadStats:
     num_accepted_tokens: int = 0
     device_used_bytes: int = 0
     device_total_bytes: int = 0
+    num_encoded_images: int = 0
 
 
 class StatLogger(ABC):

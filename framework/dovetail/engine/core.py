@@ -383,6 +383,7 @@ class EngineCore:
             gen_throughput=self.stats_log.throughput if self.has_work else 0.0,
             num_drafted_tokens=0 if (speculation := self.scheduler.speculation) is None else speculation.num_drafted,
             num_accepted_tokens=0 if speculation is None else speculation.num_accepted,
+            num_encoded_images=0 if (tower := self.scheduler.tower) is None else tower.num_encoded,
             device_used_bytes=device_used_bytes,
             device_total_bytes=device_total_bytes,
             num_repaired_pages=self.watch.num_repaired_pages,

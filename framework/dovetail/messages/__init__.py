@@ -380,6 +380,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Drafts that were verified since the engine started, …"""
     num_accepted_tokens: int = 0
     """… and those of them that held."""
+    num_encoded_images: int = 0
+    """Images that the vision tower has encoded since the engine started."""
     device_used_bytes: int = 0
     """Memory in use on the first rank's GPU, by whatever process, …"""
     device_total_bytes: int = 0

@@ -103,6 +103,11 @@ def accepted(load: LoadStats) -> int | None:
     return load.num_accepted_tokens if load.num_drafted_tokens else None
 
 
+def encoded(load: LoadStats) -> int | None:
+    """Return the images that the vision tower has encoded; None where it has not."""
+    return load.num_encoded_images or None
+
+
 def acceptance(load: LoadStats) -> float | None:
     """Return the part of all drafts that held."""
     return load.num_accepted_tokens / load.num_drafted_tokens if load.num_drafted_tokens else None
@@ -159,6 +164,7 @@ OWN = Style(
         Gauge("dovetail_generation_tokens_per_second", "Recent rate; 0 when idle.", lambda load: load.gen_throughput),
         Gauge("dovetail_drafted_tokens", "Tokens that a speculator guessed and steps verified.", drafted, "counter"),
         Gauge("dovetail_accepted_draft_tokens", "Those of them that were right.", accepted, "counter"),
+        Gauge("dovetail_encoded_images", "Images that the vision tower has encoded.", encoded, "counter"),
         Gauge("dovetail_device_memory_used_bytes", "Memory in use on the first device, by any process.", device_used),
         Gauge("dovetail_device_memory_total_bytes", "Memory of that device.", device_total),
         Gauge("dovetail_engine_step", "The engine's step counter, its heartbeat.", lambda load: load.step),
