@@ -35,6 +35,7 @@ from dovetail.messages import (
     EngineInfo,
     Finish,
     FromEngine,
+    ServedModel,
     Stats,
     StepDeltas,
     Submit,
@@ -120,26 +121,11 @@ class EngineCore:
     @property
     def info(self) -> EngineInfo:
         """Facts for the client."""
-        info = self._info
+        shared = {name: getattr(self._info, name) for name in ServedModel.__struct_fields__}
         return EngineInfo(
-            architecture=info.architecture,
-            dtype=info.dtype,
-            device=info.device,
-            vocab_size=info.vocab_size,
-            hidden_size=info.hidden_size,
-            context_len=info.context_len,
-            max_total_tokens=self.pages.num_pages * info.page_size,
+            **shared,
+            max_total_tokens=self.pages.num_pages * self._info.page_size,
             max_running_requests=self.settings.max_running_requests,
-            page_size=info.page_size,
-            attention_backend=info.attention_backend,
-            attention_measured=info.attention_measured,
-            kernels=info.kernels,
-            weight_bytes=info.weight_bytes,
-            kv_bytes=info.kv_bytes,
-            load_s=info.load_s,
-            generates=info.generates,
-            num_labels=info.num_labels,
-            pool=info.pool,
         )
 
     @property

@@ -313,8 +313,8 @@ class KernelUse(msgspec.Struct, frozen=True, kw_only=True):
     measured: str = ""
 
 
-class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of a started engine."""
+class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts of a loaded model, which executor and engine tell alike."""
 
     architecture: str
     dtype: str
@@ -322,8 +322,6 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     hidden_size: int
     context_len: int
-    max_total_tokens: int
-    max_running_requests: int
     page_size: int
     attention_backend: str
     weight_bytes: int
@@ -339,6 +337,13 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Scores that it gives a text; 0: it is no classifier."""
     pool: Pool = "last"
     """Which hidden state stands for a text where the checkpoint's files do not say."""
+
+
+class EngineInfo(ServedModel, frozen=True, kw_only=True):
+    """Facts of a started engine."""
+
+    max_total_tokens: int
+    max_running_requests: int
     plugins: list[tuple[str, str, str, str]] = []
     """What became of the engine's plugins: (kind, `distribution:name`, state, reason)."""
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.contracts.cache import Reach
-from dovetail.messages import KernelUse, Pool, SamplerParams, TokenLogprob
+from dovetail.messages import Pool, SamplerParams, ServedModel, TokenLogprob
 from dovetail.messages.media import MediaSpan
 
 Ints = npt.NDArray[np.int32]
@@ -216,13 +216,11 @@ class PrepareResult(msgspec.Struct, frozen=True, kw_only=True):
     max_prefill_tokens: int | None = None
 
 
-class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
+class ExecutorInfo(ServedModel, frozen=True, kw_only=True):
     """Facts of a started executor. Lengths in tokens.
 
     `num_pages` are those that requests can have of each cache group, and `reaches` say how far back its layers see; of
     a recurrent group they are the copies of its states. Both are empty where nothing is cached.
-    `generates`, `num_labels` and `pool` are those of `ModelConfig`. `attention_measured`: as in `EngineInfo`.
-    `kernels`: what computes which operation.
     `kept_masks`: slots in which masks are kept on the device, for steps to name.
     `chunk_size` is the prompt tokens of a step, -1: prompts are not cut. `prefix_group` as in the attention contract.
     `graphs` are those that may be captured, in the order in which they are; `prepared` says how far that has come.
@@ -230,28 +228,12 @@ class ExecutorInfo(msgspec.Struct, frozen=True, kw_only=True):
     `cuts_images`: chunks may end within an image; not where its tokens see both ways.
     """
 
-    architecture: str
-    dtype: str
-    device: str
-    vocab_size: int
-    hidden_size: int
-    context_len: int
-    page_size: int
     num_pages: tuple[int, ...]
     reaches: tuple[Reach, ...]
     chunk_size: int
-    attention_backend: str
     prefix_group: int
-    weight_bytes: int
-    kv_bytes: int
-    load_s: float
     graphs: tuple[GraphKey, ...]
     prepared: PrepareResult
-    generates: bool = True
-    num_labels: int = 0
-    pool: Pool = "last"
-    attention_measured: str = ""
-    kernels: tuple[KernelUse, ...] = ()
     kept_masks: int = 0
     image_token_bytes: int = 0
     cuts_images: bool = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from dovetail.contracts.errors import RequestError
@@ -186,20 +187,13 @@ def chat_constraints(
     tail: str,
 ) -> Constraints:
     """As `_chat_constraints`. What is only preferred is left where it cannot be had."""
+    held_to = partial(
+        _chat_constraints, asked, backend, processor, budget=budget, template_kwargs=template_kwargs, tail=tail
+    )
     if tools is not None and tools.prefers_grammar and not tools.needs_grammar:
         with suppress(RequestError):
-            return _chat_constraints(
-                asked,
-                backend,
-                processor,
-                tools=replace(tools, strict=True),
-                budget=budget,
-                template_kwargs=template_kwargs,
-                tail=tail,
-            )
-    return _chat_constraints(
-        asked, backend, processor, tools=tools, budget=budget, template_kwargs=template_kwargs, tail=tail
-    )
+            return held_to(tools=replace(tools, strict=True))
+    return held_to(tools=tools)
 
 
 def _chat_constraints(

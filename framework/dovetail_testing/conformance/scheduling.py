@@ -50,14 +50,6 @@ class SchedulePolicyConformance(Conformance):
     kind = "schedule_policy"
     seed: ClassVar[int] = 7
 
-    def policy(self) -> SchedulePolicy:
-        """Make the plugin as an engine does."""
-        try:
-            made: SchedulePolicy = self.plugin()()
-        except Exception as error:  # a stranger's class; the message says what it did
-            fail(f"making it raised {raised(error)}")
-        return made
-
     def queue(self, num: int, rng: random.Random, *, background: bool = False) -> list[Waiting]:
         """Make up a queue's head as the engine gives it: by priority, then by arrival."""
         made = [
@@ -82,7 +74,7 @@ class SchedulePolicyConformance(Conformance):
 
     def test_returns_whom_it_was_given(self) -> None:
         """Whatever the queue's length, the order holds requests of the queue, each once at most, and at least one."""
-        policy, rng = self.policy(), random.Random(self.seed)
+        policy, rng = self.made(), random.Random(self.seed)
         for num in SIZES:
             for background in (False, True):
                 waiting = self.queue(num, rng, background=background)
@@ -97,7 +89,7 @@ class SchedulePolicyConformance(Conformance):
 
     def test_starves_nobody(self) -> None:
         """If the first few are admitted again and again, everybody's turn comes."""
-        policy, rng = self.policy(), random.Random(self.seed)
+        policy, rng = self.made(), random.Random(self.seed)
         for num, step in ((1, 1), (40, 1), (300, 7)):
             waiting = self.queue(num, rng)
             for _ in range(num):
@@ -107,7 +99,7 @@ class SchedulePolicyConformance(Conformance):
 
     def test_keeps_no_requests(self) -> None:
         """What has been ordered can go: nothing of it is kept from step to step."""
-        policy = self.policy()
+        policy = self.made()
         waiting = self.queue(20, random.Random(self.seed))
         first = weakref.ref(waiting[0])
         self.ordered(policy, waiting)
@@ -117,7 +109,7 @@ class SchedulePolicyConformance(Conformance):
 
     def test_work_grows_with_the_queue(self) -> None:
         """Ordering twice as many costs about twice the work, counted in operations: it is done in every step."""
-        policy = self.policy()
+        policy = self.made()
         whole = self.queue(1600, random.Random(self.seed))
         is_linear, one, two = grows_linearly(lambda num: self.ordered(policy, whole[:num]), 200)
         check(is_linear, f"ordering some requests costs {one} operations, twice as many {two}")

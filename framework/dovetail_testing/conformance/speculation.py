@@ -41,14 +41,6 @@ class SpeculatorConformance(Conformance):
     kind = "speculator"
     seed: ClassVar[int] = 7
 
-    def speculator(self) -> Speculator:
-        """Make the plugin as an engine does."""
-        try:
-            made: Speculator = self.plugin()()
-        except Exception as error:  # a stranger's class; the message says what it did
-            fail(f"making it raised {raised(error)}")
-        return made
-
     def text(self, length: int, rng: random.Random) -> list[int]:
         """Make up tokens: of many or of few, at random or a phrase again and again, at times with a word between."""
         size = rng.choice((1, 2, 5, 1000))
@@ -89,7 +81,7 @@ class SpeculatorConformance(Conformance):
 
     def test_drafts_are_within_bounds(self) -> None:
         """For requests of 1 to 5,000 tokens, together and alone, it returns token ids, no more than are of use."""
-        speculator, rng = self.speculator(), random.Random(self.seed)
+        speculator, rng = self.made(), random.Random(self.seed)
         self.drafted(speculator, [])
         for _ in range(4):
             self.drafted(speculator, self.requests(rng))
@@ -101,7 +93,7 @@ class SpeculatorConformance(Conformance):
 
         What a request said is what was drafted for it, or not, or more than that.
         """
-        speculator, rng = self.speculator(), random.Random(self.seed)
+        speculator, rng = self.made(), random.Random(self.seed)
         running = self.requests(rng)
         for _ in range(STEPS):
             found = self.drafted(speculator, running)
@@ -117,9 +109,9 @@ class SpeculatorConformance(Conformance):
         """Drafts belong to the request at the same place: in another order, each request gets what it got before."""
         rng = random.Random(self.seed)
         requests = self.requests(rng) + self.requests(rng, 8)
-        found = self.drafted(self.speculator(), copy.deepcopy(requests))
+        found = self.drafted(self.made(), copy.deepcopy(requests))
         order = rng.sample(range(len(requests)), len(requests))
-        again = self.drafted(self.speculator(), [copy.deepcopy(requests[i]) for i in order])
+        again = self.drafted(self.made(), [copy.deepcopy(requests[i]) for i in order])
         for i, ids in zip(order, again, strict=True):
             length = len(requests[i].ids)
             check(
@@ -129,7 +121,7 @@ class SpeculatorConformance(Conformance):
 
     def test_changes_nothing(self) -> None:
         """It changes nothing of a request but its memo, nor the list that it was given."""
-        speculator, requests = self.speculator(), self.requests(random.Random(self.seed))
+        speculator, requests = self.made(), self.requests(random.Random(self.seed))
         before, facts = list(requests), [(list(r.ids), r.num_prompt, r.most_drafts) for r in requests]
         self.drafted(speculator, requests)
         check(requests == before, "draft changed the list of requests that it was given")
@@ -138,7 +130,7 @@ class SpeculatorConformance(Conformance):
 
     def test_keeps_no_requests(self) -> None:
         """What has been drafted for can go: what is kept of a request is in its memo."""
-        speculator = self.speculator()
+        speculator = self.made()
         requests = self.requests(random.Random(self.seed))
         first = weakref.ref(requests[0])
         self.drafted(speculator, requests)
@@ -156,7 +148,7 @@ class SpeculatorConformance(Conformance):
 
     def _cost(self, length: int) -> int:
         """Operations of a step, once the request is known."""
-        speculator, rng = self.speculator(), random.Random(self.seed)
+        speculator, rng = self.made(), random.Random(self.seed)
         request = Drafted([rng.randrange(50) for _ in range(length)], length // 2, 5)
         most = 0
         for _ in range(6):
