@@ -26,7 +26,7 @@ def copied(operands: list[Any]) -> list[Any]:
     ("op", "invariant"),
     [("conv_qkv", False), ("short_conv_prefill", False), ("short_conv_decode", False), ("gdn_prefill", False),
      ("gdn_prefill", True), ("gdn_decode", False), ("selective_scan_prefill", False), ("selective_scan_decode", False),
-     ("kda_prefill", False), ("kda_decode", False),
+     ("kda_prefill", False), ("kda_prefill", True), ("kda_decode", False),
      ("gated_rms_norm", False), ("ssd_prefill", False), ("ssd_prefill", True), ("ssd_decode", False)],
 )  # fmt: skip
 def test_a_kernel_equals_its_meaning(op: str, invariant: bool, shape: int, is_strided: bool) -> None:
@@ -55,7 +55,8 @@ def test_a_kernel_equals_its_meaning(op: str, invariant: bool, shape: int, is_st
     ("op", "invariant"),
     [("gdn_prefill", False), ("gdn_prefill", True), ("gdn_decode", False),
      ("ssd_prefill", False), ("ssd_prefill", True), ("ssd_decode", False),
-     ("selective_scan_prefill", True), ("selective_scan_decode", False), ("kda_prefill", True), ("kda_decode", False)],
+     ("selective_scan_prefill", True), ("selective_scan_decode", False),
+     ("kda_prefill", False), ("kda_prefill", True), ("kda_decode", False)],
 )  # fmt: skip
 def test_states_in_fewer_bits_are_rounded_where_the_meaning_rounds(
     op: str, invariant: bool, dtype: torch.dtype

@@ -336,6 +336,7 @@ OPS: Mapping[str, Operation] = {
             ("G", "D", "W"),
             f"{_KDA}:kda_prefill",
             changes=frozenset({"state", "copies"}),
+            invariant_meaning=f"{_KDA}:kda_prefill_by_token",
             reads_host=True,
         ),
         Operation(

@@ -39,7 +39,7 @@ MADE = {
     "selective_scan_decode": "scan:selective_scan_decode",
     "gdn_prefill": "delta_pieces:gdn_prefill",
     "gdn_decode": "delta:gdn_decode",
-    "kda_prefill": "kda:kda_prefill",
+    "kda_prefill": "kda_pieces:kda_prefill",
     "kda_decode": "kda:kda_decode",
     "gated_rms_norm": "delta:gated_rms_norm",
     "ssd_prefill": "ssd_pieces:ssd_prefill",
@@ -63,6 +63,7 @@ PRODUCTS = frozenset({"linear", "wide_linear", "linear_add", "norm_linear", "nor
 FIXED = {
     **{"linear": "fixed:linear", "linear_add": "fixed:linear"},
     **{"gdn_prefill": "delta:gdn_prefill_by_token", "ssd_prefill": "ssd:ssd_prefill_by_token"},
+    "kda_prefill": "kda:kda_prefill_by_token",
 }
 """Of other functions where rows may not depend on one another; see `Operation.apart`."""
 BY_FORM = frozenset(name for name in MADE if OPS[name].packs)

@@ -189,7 +189,7 @@ def _rows(source, token, live, d, in_d, P: tl.constexpr):
 
 
 @triton.jit
-def _inverse(system):
+def inverse(system):
     """`(I + L)^-1` of a strictly lower `[64, 64]`.
 
     Its four blocks of 16 on the diagonal are solved row by row, all at once: powers of L may be huge where the inverse
@@ -245,8 +245,8 @@ def _prepare_kernel(
         at = place * (SIZE * SIZE) + i[:, None] * SIZE + i[None, :]
         tl.store(scores + at, alike(own_q, own_k, NARROW, EMULATED) * since * q_scale[:, None])
         system = alike(own_k, own_k, NARROW, EMULATED) * since * (rate * k_scale)[:, None]
-        inverse = _inverse(tl.where(i[:, None] > i[None, :], system, 0.0))
-        tl.store(inverses + at, inverse * rate[None, :])
+        solved = inverse(tl.where(i[:, None] > i[None, :], system, 0.0))
+        tl.store(inverses + at, solved * rate[None, :])
         whole, at_scale = tl.sum(tl.where(i == SIZE - 1, total, 0.0), 0), scales + place * (4 * SIZE) + i
         tl.store(at_scale, tl.exp(total) * k_scale)
         tl.store(at_scale + SIZE, tl.exp(total) * q_scale)

@@ -57,11 +57,11 @@ def _decode_kernel(
     tl.store(out + (token * G + head) * W + w, read.to(out.dtype.element_ty), mask=in_w)
 
 
-def kda_prefill(
+def kda_prefill_by_token(
     x: Tensor, b: Tensor, f: Tensor, a_log: Tensor, dt_bias: Tensor, rows: Tensor, starts: Tensor, pieces: Tensor,
     table: Tensor, saves: Tensor, state: Tensor, copies: Tensor,
 ) -> Tensor:  # fmt: skip
-    """See `kda.kda_prefill`: one kernel, the same for requests of one token and of many."""
+    """See `kda.kda_prefill_by_token`: one kernel, the same for requests of one token and of many."""
     return by_token(x, b[..., None], f, a_log, dt_bias, rows, pieces, table, saves, state, copies, 1.0, each=True)
 
 
