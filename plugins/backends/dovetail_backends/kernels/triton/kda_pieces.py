@@ -65,36 +65,37 @@ def _products_kernel(
     if num > 0:
         i, j, d = tl.arange(0, ROWS), tl.arange(0, SIZE), tl.arange(0, BLOCK_D)
         in_d, first = d < D, tl.load(table + piece * 3 + 1)
-        a, bias = tl.load(a_log + head), tl.load(dt_bias + head * D + d, mask=in_d, other=0.0)
-        one, dim = tl.full([], 1, tl.float32), tl.full([], D, tl.float32)
-        own, live = first + begin + i, begin + i < num
-        from_q, from_k, from_f = x + head * D, x + (G + head) * D, f + head * f_head
-        queries = _unit_rows(from_q, own, live, d, in_d, 1.0 / tl.sqrt(dim), P)
-        keys = _unit_rows(from_k, own, live, d, in_d, one, P)
-        decay = _decays(from_f, own, live, d, in_d, a, bias, f_token)
-        rate = 1.0 / (1.0 + tl.exp(-tl.load(b + own * b_token + head * b_head, mask=live, other=0.0).to(tl.float32)))
         products, score = tl.zeros([ROWS, SIZE], tl.float32), tl.zeros([ROWS, SIZE], tl.float32)
-        if begin > 0:  # by all tokens before the block, as they are where it begins
-            most = tl.minimum(begin, num)
-            earlier = _unit_rows(from_k, first + j, j < most, d, in_d, one, P)
-            passed = _decays(from_f, first + j + 1, j + 1 < most, d, in_d, a, bias, f_token)
-            earlier = tl.trans(earlier * tl.exp(tl.cumsum(passed, 0, reverse=True)))
-            since = tl.exp(tl.cumsum(decay, 0))
-            products = tl.dot(keys * since, earlier, input_precision=PRECISION)
-            score = tl.dot(queries * since, earlier, input_precision=PRECISION)
-        passed = tl.zeros([ROWS, BLOCK_D], tl.float32)
-        for back in range(0, ROWS):
-            at = ROWS - 1 - back
-            key = tl.sum(tl.where((i == at)[:, None], keys, 0.0), 0)
-            behind = tl.sum(tl.where((i == at + 1)[:, None], decay, 0.0), 0)
-            passed = tl.where((i > at)[:, None], passed + behind[None, :], 0.0)
-            by = tl.where((i >= at)[:, None], key[None, :] * tl.exp(passed), 0.0)
-            is_own = (j == begin + at)[None, :]
-            products = tl.where(is_own, tl.sum(keys * by, 1)[:, None], products)
-            score = tl.where(is_own, tl.sum(queries * by, 1)[:, None], score)
+        if begin < num:
+            a, bias = tl.load(a_log + head), tl.load(dt_bias + head * D + d, mask=in_d, other=0.0)
+            one, dim = tl.full([], 1, tl.float32), tl.full([], D, tl.float32)
+            own, live = first + begin + i, begin + i < num
+            from_q, from_k, from_f = x + head * D, x + (G + head) * D, f + head * f_head
+            queries = _unit_rows(from_q, own, live, d, in_d, 1.0 / tl.sqrt(dim), P)
+            keys = _unit_rows(from_k, own, live, d, in_d, one, P)
+            decay = _decays(from_f, own, live, d, in_d, a, bias, f_token)
+            if begin > 0:  # by all tokens before the block, as they are where it begins
+                earlier = _unit_rows(from_k, first + j, j < begin, d, in_d, one, P)
+                passed = _decays(from_f, first + j + 1, j + 1 < begin, d, in_d, a, bias, f_token)
+                earlier = tl.trans(earlier * tl.exp(tl.cumsum(passed, 0, reverse=True)))
+                since = tl.exp(tl.cumsum(decay, 0))
+                products = tl.dot(keys * since, earlier, input_precision=PRECISION)
+                score = tl.dot(queries * since, earlier, input_precision=PRECISION)
+            passed = tl.zeros([ROWS, BLOCK_D], tl.float32)
+            for back in range(0, ROWS):
+                at = ROWS - 1 - back
+                key = tl.sum(tl.where((i == at)[:, None], keys, 0.0), 0)
+                behind = tl.sum(tl.where((i == at + 1)[:, None], decay, 0.0), 0)
+                passed = tl.where((i > at)[:, None], passed + behind[None, :], 0.0)
+                by = tl.where((i >= at)[:, None], key[None, :] * tl.exp(passed), 0.0)
+                is_own = (j == begin + at)[None, :]
+                products = tl.where(is_own, tl.sum(keys * by, 1)[:, None], products)
+                score = tl.where(is_own, tl.sum(queries * by, 1)[:, None], score)
+            number = tl.load(b + own * b_token + head * b_head, mask=live, other=0.0).to(tl.float32)
+            products *= (1.0 / (1.0 + tl.exp(-number)))[:, None]
         place = (piece.to(tl.int64) * G + head) * (SIZE * SIZE) + (begin + i)[:, None] * SIZE + j[None, :]
         tl.store(scores + place, score)
-        tl.store(systems + place, tl.where(j[None, :] < (begin + i)[:, None], products * rate[:, None], 0.0))
+        tl.store(systems + place, tl.where(j[None, :] < (begin + i)[:, None], products, 0.0))
 
 
 @triton.jit
