@@ -120,7 +120,7 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pid: int
 
 
-class PromptBegun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class PromptBegun(msgspec.Struct, frozen=True, tag=True):
     """The first tokens of the request's only prompt, whose rest is being tokenized; there is no answer.
 
     Attributes:
@@ -132,12 +132,6 @@ class PromptBegun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     ids: memoryview
     priority: int
     cache_salt: str
-
-    @classmethod
-    def of(cls, ids: list[int], request: Request) -> PromptBegun:
-        """Pack them."""
-        packed = memoryview(array.array(ID, ids)).cast("B")
-        return cls(ids=packed, priority=request.priority, cache_salt=request.cache_salt)
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -170,7 +164,7 @@ class PackedRequest(msgspec.Struct, frozen=True, array_like=True):
         """Pack a request, all of whose prompts are token ids."""
         prompts = [
             (
-                memoryview(array.array(ID, prompt.ids)).cast("B"),
+                packed(prompt.ids),
                 prompt.text,
                 prompt.suffix,
                 prompt.tail,
@@ -230,8 +224,8 @@ class BodyResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     @classmethod
     def of(cls, found: Prompts, light: bytes) -> BodyResult:
         """Pack prompts."""
-        packed = [(memoryview(array.array(ID, p.ids)).cast("B"), p.text, p.second) for p in found.prompts]
-        return cls(light=light, prompts=packed, is_batch=found.is_batch)
+        prompts = [(packed(p.ids), p.text, p.second) for p in found.prompts]
+        return cls(light=light, prompts=prompts, is_batch=found.is_batch)
 
     @classmethod
     def of_requests(
@@ -269,6 +263,11 @@ class BodyResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """Unpack them; takes a while for many."""
         prompts = [Prompt(shared(unpacked(ids)), text, second) for ids, text, second in self.prompts]
         return Prompts(prompts=prompts, is_batch=self.is_batch)
+
+
+def packed(ids: list[int]) -> memoryview:
+    """Return numbers as they travel."""
+    return memoryview(array.array(ID, ids)).cast("B")
 
 
 def unpacked(ids: memoryview) -> array.array[int]:

@@ -10,7 +10,7 @@ import msgspec
 
 from dovetail.contracts.api import Route
 from dovetail.contracts.errors import PluginError, RequestError
-from dovetail.contracts.requests import Chat, Request, Text
+from dovetail.contracts.requests import Chat, Request
 from dovetail.panics import is_panic
 from dovetail.processing.input import Preparation
 from dovetail.processing.processor import Processor
@@ -20,11 +20,12 @@ from dovetail_server.apis.responses.request import ReadItems
 from dovetail_server.errors import PLUGIN_FAILED
 from dovetail_server.reading.parse import check_name, decoded, requests_of, validated
 from dovetail_server.reading.tasks import TASKS, BodyContext, RawTask
-from dovetail_server.reading.wire import IMAGES, BodyJob, BodyResult, PromptBegun, Question, Refusal, too_costly
+from dovetail_server.reading.wire import IMAGES, BodyJob, BodyResult, PromptBegun, Question, Refusal, packed, too_costly
 from dovetail_server.schema.batches import decode_line
 from dovetail_server.serving.served import Served
 
 ReferenceLookup = Callable[[Question], ReferencedItems]
+Begun = Callable[[list[int]], None]
 TOKENIZER = Tokenizer.__module__
 MOST_EARLY = 1 << 16
 """Tokens of a beginning at most: while the engine computes so many, the rest of any prompt is tokenized."""
@@ -82,27 +83,17 @@ def _rendered(text: Processor, request: Request, job: BodyJob) -> Request:
     return Preparation(text, request).rendered(keeps=job.keeps and not request.cache_salt)
 
 
-def _begins_early(requests: list[Request]) -> bool:
-    """Whether what is tokenized first is the beginning of the one prompt that the engine gets."""
-    request = requests[0]
+def _begun(text: Processor, requests: list[Request], tell: Callable[[PromptBegun], None]) -> Begun | None:
+    """Return what takes the first tokens of the one prompt that the engine gets; None where they may be others."""
+    request, prompt = requests[0], requests[0].prompts[0]
     if len(requests) > 1 or len(request.prompts) > 1 or request.cut is not None:
-        return False
+        return None
     if request.prompt_logprobs is not None:
-        return False  # then all of it is computed, whatever is cached
-    [prompt] = request.prompts
-    if isinstance(prompt, Chat):
-        return not prompt.drops_turns
-    return isinstance(prompt, Text) and not prompt.suffix and not prompt.images
-
-
-def _telling(text: Processor, request: Request, tell: Callable[[PromptBegun], None]) -> Callable[[list[int]], None]:
-    most = min(MOST_EARLY, text.limits.context_len - 1)
-
-    def begun(ids: list[int]) -> None:
-        if len(ids) <= most:
-            tell(PromptBegun.of(ids, request))
-
-    return begun
+        return None  # then all of it is computed, whatever is cached
+    if prompt.drops_turns if isinstance(prompt, Chat) else prompt.suffix or prompt.images:
+        return None
+    most, priority, salt = min(MOST_EARLY, text.limits.context_len - 1), request.priority, request.cache_salt
+    return lambda ids: tell(PromptBegun(packed(ids), priority, salt)) if len(ids) <= most else None
 
 
 def part_of(error: BaseException) -> str | None:
@@ -133,8 +124,7 @@ def _do(
         requests = requests_of(data, task)
         del data
         served.name(requests[0].model, task.tag)
-        if tell is not None and not job.is_line and _begins_early(requests):
-            text.begun = _telling(text, requests[0], tell)
+        text.begun = None if tell is None or job.is_line else _begun(text, requests, tell)
         try:
             return BodyResult.of_requests([_rendered(text, requests.pop(0), job) for _ in range(len(requests))])
         finally:

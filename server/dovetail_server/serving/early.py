@@ -74,7 +74,4 @@ class EarlyPrefill:
     async def _read(self, stream: TokenStream) -> None:
         with suppress(DovetailError):  # the engine is gone, which the request will meet
             async with aclosing(stream):
-                async for delta in stream:
-                    if delta.finish is not None:
-                        self._ends.append(delta)
-                        return
+                self._ends.append(await anext(stream))

@@ -89,11 +89,13 @@ class Generation:
             EngineDeadError: The engine died.
         """
         self.num_prompt = sum({c.prompt_index: c.num_prompt for c in self.choices}.values())
-        admitted = self._admitted()
-        self.tenant = admitted[0].tenant
-        self._follow_journal()
-        timer = self._limit_time(admitted)
+        admitted: list[Live] = []
+        timer = None
         try:
+            admitted = self.state.admit([choice.submit.rid for choice in self.choices], self.num_prompt)
+            self.tenant = admitted[0].tenant
+            self._follow_journal()
+            timer = self._limit_time(admitted)
             self._report_start()
             async for steps in self._replayed():
                 yield steps
@@ -122,14 +124,6 @@ class Generation:
                 if choice.submit.media:
                     choice.release_media()
             self._report_end()
-
-    def _admitted(self) -> list[Live]:
-        try:
-            return self.state.admit([choice.submit.rid for choice in self.choices], self.num_prompt)
-        except BaseException:
-            if self.early is not None:
-                self.early.close()
-            raise
 
     def _limit_time(self, admitted: Sequence[Live]) -> asyncio.TimerHandle | None:
         """Have the request aborted when its client's time is over, if it has said how long it waits."""
