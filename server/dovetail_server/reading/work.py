@@ -51,7 +51,7 @@ def do(
     text: Processor,
     served: Served,
     ask: ReferenceLookup,
-    tell: Callable[[PromptBegun], None] | None = None,
+    send: Callable[[PromptBegun], None] | None = None,
 ) -> BodyResult:
     """Do a job; whatever goes wrong is in the outcome.
 
@@ -61,10 +61,10 @@ def do(
         text: Tokenizer, template and parsers.
         served: The names of the model.
         ask: Gets what a response refers to.
-        tell: Takes the beginnings of a long prompt as they are known; None: nobody waits for them.
+        send: Takes the beginnings of a long prompt as they are known; None: nobody waits for them.
     """
     try:
-        return _do(job, take, text, served, ask, tell)
+        return _do(job, take, text, served, ask, send)
     except RequestError as error:
         refusal = Refusal(message=error.message, param=error.param, code=error.code, status=error.status)
         return BodyResult(refusal=refusal)
@@ -83,7 +83,7 @@ def _rendered(text: Processor, request: Request, job: BodyJob) -> Request:
     return Preparation(text, request).rendered(keeps=job.keeps and not request.cache_salt)
 
 
-def _begun(text: Processor, requests: list[Request], tell: Callable[[PromptBegun], None]) -> Begun | None:
+def _begun(text: Processor, requests: list[Request], send: Callable[[PromptBegun], None]) -> Begun | None:
     """Return what takes the first tokens of the one prompt that the engine gets; None where they may be others."""
     request, prompt = requests[0], requests[0].prompts[0]
     if len(requests) > 1 or len(request.prompts) > 1 or request.cut is not None:
@@ -93,7 +93,7 @@ def _begun(text: Processor, requests: list[Request], tell: Callable[[PromptBegun
     if prompt.drops_turns if isinstance(prompt, Chat) else prompt.suffix or prompt.images:
         return None
     most, priority, salt = min(MOST_EARLY, text.limits.context_len - 1), request.priority, request.cache_salt
-    return lambda ids: tell(PromptBegun(packed(ids), priority, salt)) if len(ids) <= most else None
+    return lambda ids: send(PromptBegun(packed(ids), priority, salt)) if len(ids) <= most else None
 
 
 def part_of(error: BaseException) -> str | None:
@@ -114,7 +114,7 @@ def _do(
     text: Processor,
     served: Served,
     ask: ReferenceLookup,
-    tell: Callable[[PromptBegun], None] | None,
+    send: Callable[[PromptBegun], None] | None,
 ) -> BodyResult:
     task = TASKS[job.task]
     if isinstance(task, RawTask):
@@ -124,7 +124,7 @@ def _do(
         requests = requests_of(data, task)
         del data
         served.name(requests[0].model, task.tag)
-        text.begun = None if tell is None or job.is_line else _begun(text, requests, tell)
+        text.begun = None if send is None or job.is_line else _begun(text, requests, send)
         try:
             return BodyResult.of_requests([_rendered(text, requests.pop(0), job) for _ in range(len(requests))])
         finally:

@@ -304,7 +304,7 @@ class Tokenizer:
         around = self._encode("a", add_special_tokens=add_special_tokens)
         at = around.index(self._encode("a", add_special_tokens=False)[0])
         ids, equal = around[:at], dict[int, int]()
-        left, num_done, num_told = pieces(text, cuts), 0, 0
+        left, num_done, num_begun = pieces(text, cuts), 0, 0
         while some := list(islice(left, TOGETHER)):
             before = [None if known is None else known.find(piece) for piece in some]
             new = [piece for piece, found in zip(some, before, strict=True) if found is None]
@@ -321,8 +321,8 @@ class Tokenizer:
                 if known is not None:
                     known.keep(piece, fresh)
             num_done += sum(map(len, some))
-            if begun is not None and new and len(ids) >= 2 * num_told and len(text) - num_done >= PIECE * TOGETHER:
-                num_told = len(ids)
+            if begun is not None and new and len(ids) >= 2 * num_begun and len(text) - num_done >= PIECE * TOGETHER:
+                num_begun = len(ids)
                 begun(self._with_configured_bos(ids[:], text) if add_special_tokens else ids[:])
         ids += around[at + 1 :]
         return self._with_configured_bos(ids, text) if add_special_tokens else ids
