@@ -181,6 +181,8 @@ QUARTER = {
     }
     | {"partial_rotary_factor": 0.25}
 }
+HALF = {**SECTIONS["rope_parameters"], "mrope_section": [1, 2, 1], "partial_rotary_factor": 0.5}
+GLM4V = {**MOE, "n_routed_experts": 5, "first_k_dense_replace": 1, "rope_parameters": HALF}
 TURNS = ["sliding_attention", "full_attention"] * 3
 SEEING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gemma3": (
@@ -192,6 +194,11 @@ SEEING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | {"pad_token_id": 0},
         {"vision_config": {**VISION, **LAYERS, "head_dim": 16, "num_key_value_heads": 2}, "audio_config": None},
     ),
+    "glm4v": (
+        {"rope_parameters": HALF},
+        {"vision_config": {**QWEN_VISION, "out_hidden_size": 64, "image_size": 56}, "image_token_id": 6},
+    ),
+    "glm4v_moe": (GLM4V, {"vision_config": {**QWEN_VISION, "out_hidden_size": 64, "image_size": 56}}),
     "internvl": (
         {"model_type": "qwen2"},
         {"vision_config": {**VISION, **LAYERS, "norm_type": "rms_norm", "use_qk_norm": True}, "image_token_id": 6}

@@ -111,6 +111,45 @@ def pixtral_arrays(self: Any, image: Any) -> dict[str, Any]:
     return {"patches": values.reshape(-1, 3 * 14 * 14).astype(np.uint8), "grid": grid}
 
 
+GLM4V_CONFIG = {"image_token_id": 151363, "vision_config": {"patch_size": 14, "spatial_merge_size": 2}}
+GLM4V_PREPROCESSOR = {
+    "size": {"shortest_edge": 12544, "longest_edge": 9633792},
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "image_processor_type": "Glm4vImageProcessor",
+}
+"""As in the published GLM-4.5V."""
+
+
+@cache
+def glm4v(**changes: Any) -> Any:
+    from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+
+    kept = {key: value for key, value in GLM4V_PREPROCESSOR.items() if key != "image_processor_type"}
+    return Glm4vImageProcessorPil(**{**kept, **changes})
+
+
+def glm4v_count(self: Any, width: int, height: int) -> int:
+    return int(glm4v().get_number_of_image_patches(height, width)) // 4
+
+
+def glm4v_arrays(self: Any, image: Any) -> dict[str, Any]:
+    found = glm4v(do_rescale=False, do_normalize=False)(image, return_tensors="np")
+    values = found["pixel_values"].reshape(-1, 3, 2, 14 * 14)
+    grid = found["image_grid_thw"][0].astype(np.int32)
+    return {"patches": values[:, :, 0].reshape(-1, 3 * 14 * 14).astype(np.uint8), "grid": grid}
+
+
+GLM4V: dict[str, Any] = {
+    "config": GLM4V_CONFIG,
+    "preprocessor": GLM4V_PREPROCESSOR,
+    "changes": [{"size": {"longest_edge": 16384, "shortest_edge": 1024}}],
+    "reference_count": glm4v_count,
+    "reference_arrays": glm4v_arrays,
+}
 INTERNVL_CONFIG = {
     **{"image_token_id": 151667, "start_image_token_id": 151665, "end_image_token_id": 151666},
     **{"downsample_ratio": 0.5, "vision_config": {"image_size": [448, 448], "patch_size": [14, 14]}},

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from families import DECODERS, DELTA, MOE, QUARTER, SECTIONS, SIZES, perturb
-from image_references import INTERNVL_PREPROCESSOR, gemma3, internvl, pixtral, qwen2_vl, qwen3_vl
+from families import DECODERS, DELTA, GLM4V, HALF, MOE, QUARTER, SECTIONS, SIZES, perturb
+from image_references import INTERNVL_PREPROCESSOR, gemma3, glm4v, internvl, pixtral, qwen2_vl, qwen3_vl
 from PIL import Image
 
 from dovetail.contracts.processor import ImageProcessor
@@ -27,6 +27,10 @@ TURNS = {"rope_parameters": {**SECTIONS["rope_parameters"], "mrope_interleaved":
 QWEN3 = {
     **{"depth": 4, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64},
     **{"deepstack_visual_indexes": [2, 0], "num_position_embeddings": 25, "patch_size": 16},
+}
+GLM_TOWER = {
+    **{"depth": 2, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "out_hidden_size": 64},
+    **{"image_size": 56, "patch_size": 14, "attention_bias": True, "initializer_range": 0.2},
 }
 PIXTRAL = {
     **{"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2},
@@ -45,6 +49,7 @@ VISION: dict[str, dict[str, Any]] = {
     "qwen3_vl": QWEN3,
     "qwen3_vl_moe": QWEN3,
     "qwen3_5": {key: value for key, value in QWEN3.items() if key != "deepstack_visual_indexes"},
+    **{"glm4v": GLM_TOWER, "glm4v_moe": GLM_TOWER},
     "llava": {**PIXTRAL, "model_type": "pixtral", "hidden_act": "silu"},
     "mistral3": PIXTRAL,
     "internvl": {
@@ -59,6 +64,7 @@ TEXT: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": SECTIONS,
     "qwen3_vl": {**TURNS, "num_hidden_layers": 3},
     "qwen3_vl_moe": {**TURNS, **MOE, "norm_topk_prob": True, "num_hidden_layers": 3},
+    **{"glm4v": {"rope_parameters": HALF}, "glm4v_moe": GLM4V},
     "llava": {"model_type": "mistral"},
     "mistral3": {"model_type": "mistral"},
     "internvl": {"model_type": "qwen2"},
@@ -79,7 +85,10 @@ ADDED = {"[IMG_BREAK]": 124, "[IMG_END]": 125, "<img>": 126, "</img>": 127}
 """Tokens of a tokenizer."""
 EDGE = {"size": {"longest_edge": 140}}
 TILES = {**INTERNVL_PREPROCESSOR, "size": {"height": 28, "width": 28}, "max_patches": 6}
-PREPROCESSOR: dict[str, dict[str, Any]] = {"gemma3": {}, "llava": EDGE, "mistral3": EDGE, "internvl": TILES}
+FRAMES = {"size": {"shortest_edge": 2 * 28 * 28, "longest_edge": 2 * 28 * 28 * 60}}
+PREPROCESSOR: dict[str, dict[str, Any]] = {
+    **{"gemma3": {}, "llava": EDGE, "mistral3": EDGE, "internvl": TILES, "glm4v": FRAMES, "glm4v_moe": FRAMES},
+}
 """`preprocessor_config.json` by `model_type`; of Qwen's models, it is `PIXELS` and the patch."""
 ODD = ((28, 28), (57, 91), (200, 31), (143, 143))
 
@@ -164,6 +173,8 @@ def processed(model: Any, images: Sequence[Image.Image]) -> Any:
     if config.model_type in ("internvl", "gemma3"):
         made = internvl(28, 6) if config.model_type == "internvl" else gemma3(config.vision_config.image_size)
         return {"pixel_values": made(list(images), return_tensors="pt")["pixel_values"]}
+    if PREPROCESSOR.get(config.model_type) is FRAMES:
+        return made_of(glm4v, **FRAMES)(list(images), return_tensors="pt")
     if config.model_type in PREPROCESSOR:
         unit = config.vision_config.patch_size * getattr(config, "spatial_merge_size", 1)
         return made_of(pixtral, **EDGE, patch_size=unit)(list(images), return_tensors="pt")

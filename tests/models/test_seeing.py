@@ -22,7 +22,10 @@ TEXTS = [[3, 9, 14, 60], [77, 5, 6], [81], [10, 11, 12, 13, 14], [44, 45]]
 
 KINDS = [
     *("qwen2_5_vl", "qwen3_vl"),
-    *(pytest.param(kind, marks=pytest.mark.full) for kind in ("qwen2_vl", "qwen3_vl_moe", "qwen3_5")),
+    *(
+        pytest.param(kind, marks=pytest.mark.full)
+        for kind in ("qwen2_vl", "qwen3_vl_moe", "qwen3_5", "glm4v", "glm4v_moe")
+    ),
     *("gemma3", "internvl", "mistral3", pytest.param("llava", marks=pytest.mark.full)),
 ]
 

@@ -66,8 +66,10 @@ def write_seeing_model(path: Path) -> Path:
 class SeeingHarness(Harness):
     """A server whose model sees: a plan with an image processor, for its processes, too."""
 
+    target = TARGET
+
     def make_ready(self) -> None:
-        [record] = [record for record in Registry.scan().records if record.target == TARGET]
+        [record] = [record for record in Registry.scan().records if record.target == self.target]
         setup = self.tools._setup
         assert setup is not None
         plan = PluginPlan(plugins=(*setup.plan.plugins, as_planned(record)))

@@ -142,6 +142,7 @@ ATTRS: dict[tuple[str, str], dict[str, Any]] = {
         "wrong_params": [{}, {"size": 0}, {"size": 17}, {"size": "2"}, {"size": 2, "prompt": 1}],
     },
     ("processor", "gemma3"): IMAGES.GEMMA3,
+    ("processor", "glm4v"): IMAGES.GLM4V,
     ("processor", "internvl"): IMAGES.INTERNVL,
     ("processor", "pixtral"): IMAGES.PIXTRAL,
     ("processor", "qwen2-vl"): IMAGES.QWEN2_VL,
@@ -211,7 +212,8 @@ SEEN = {
     *("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
     *("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
     *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
-    *("Gemma3ForConditionalGeneration", "InternVLForConditionalGeneration", "Mistral3ForConditionalGeneration"),
+    *("Gemma3ForConditionalGeneration", "Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration"),
+    *("InternVLForConditionalGeneration", "Mistral3ForConditionalGeneration"),
 }
 """Models whose towers are served, too."""
 

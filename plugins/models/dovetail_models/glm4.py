@@ -44,3 +44,11 @@ class Glm4(Llama):
     @classmethod
     def weight_map(cls, config: ModelConfig) -> Sequence[WeightRule]:
         return (*SANDWICH, *super().weight_map(config))
+
+
+class Glm4vText(Glm4):
+    """The text part of GLM-4.1V."""
+
+    @classmethod
+    def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        return super().config_from_hf(with_missing(hf, rms_norm_eps=1e-5))

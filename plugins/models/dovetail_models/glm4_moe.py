@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dovetail.contracts.config import ModelConfig
-from dovetail.sdk.config import dense_config
+from dovetail.sdk.config import dense_config, with_missing
 from dovetail.sdk.layers.routing import Routing
 from dovetail_models.absent import with_absent
 from dovetail_models.experts import ExpertModel, needed, num_experts, with_experts
@@ -49,3 +49,12 @@ class Glm4Moe(ExpertModel):
             shared_inner=inner * int(hf.get("n_shared_experts") or 0),
             sparse=[index >= first for index in range(config.num_layers)],
         )
+
+
+class Glm4vMoeText(Glm4Moe):
+    """The text part of GLM-4.5V: biases, and no norm of queries and keys."""
+
+    @classmethod
+    def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+        first = {"attention_bias": True, "first_k_dense_replace": 1, "n_shared_experts": 1}
+        return super().config_from_hf(with_missing(hf, **first))

@@ -38,6 +38,8 @@ class Qwen2VLImages(ImageProcessor):
 
     mean: ClassVar[tuple[float, ...]] = CLIP_MEAN
     std: ClassVar[tuple[float, ...]] = CLIP_STD
+    default_pixels: ClassVar[tuple[int, int]] = (56 * 56, 28 * 28 * 1280)
+    """Of the smallest and the largest resized image, where the configuration says nothing."""
 
     def __init__(self, token: int, patch: int, merge: int, min_pixels: int, max_pixels: int) -> None:
         """Take checked values: sides of a patch and of a merged block, and bounds of the resized image's pixels."""
@@ -56,8 +58,9 @@ class Qwen2VLImages(ImageProcessor):
             if (has := whole(vision, key, default, MAX_SIDE)) != value:
                 raise ModelError(f"preprocessor_config.json has {key} {value}, the vision tower in config.json {has}")
         check_fixed(cls.mean, cls.std, preprocessor)
-        lowest = whole(preprocessor, "min_pixels", whole(size, "shortest_edge", 56 * 56, MAX_IMAGE_PIXELS))
-        highest = whole(preprocessor, "max_pixels", whole(size, "longest_edge", 28 * 28 * 1280, MAX_IMAGE_PIXELS))
+        least, most = cls.default_pixels
+        lowest = whole(preprocessor, "min_pixels", whole(size, "shortest_edge", least, MAX_IMAGE_PIXELS))
+        highest = whole(preprocessor, "max_pixels", whole(size, "longest_edge", most, MAX_IMAGE_PIXELS))
         if not lowest <= highest or highest < (patch * merge) ** 2:
             raise ModelError(
                 f"preprocessor_config.json: min_pixels {lowest} and max_pixels {highest}: give at least "

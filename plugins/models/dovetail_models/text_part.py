@@ -17,7 +17,8 @@ from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import CausalLM, ModelPlugin, WeightRule
 from dovetail_models.gemma3 import Gemma3
 from dovetail_models.gemma4 import Gemma4
-from dovetail_models.glm4 import Glm4
+from dovetail_models.glm4 import Glm4, Glm4vText
+from dovetail_models.glm4_moe import Glm4vMoeText
 from dovetail_models.lfm2 import Lfm2
 from dovetail_models.llama import Llama
 from dovetail_models.llama4 import Llama4
@@ -30,7 +31,7 @@ from dovetail_models.qwen3_moe import Qwen3Moe
 
 FAMILIES: dict[str, type[Llama]] = {
     **{"llama": Llama, "mistral": Mistral, "ministral3": Ministral3, "qwen2": Qwen2, "qwen3": Qwen3},
-    "qwen3_moe": Qwen3Moe,
+    **{"qwen3_moe": Qwen3Moe, "glm4v_text": Glm4vText, "glm4v_moe_text": Glm4vMoeText},
     **{"gemma3_text": Gemma3, "gemma4_text": Gemma4, "glm4": Glm4, "llama4_text": Llama4},
     **{"lfm2": Lfm2, "qwen3_5_text": Qwen3_5, "qwen3_5_moe_text": Qwen3_5Moe},
     **{"qwen2_vl_text": Qwen2, "qwen2_5_vl_text": Qwen2, "qwen3_vl_text": Qwen3, "qwen3_vl_moe_text": Qwen3Moe},

@@ -26,33 +26,25 @@ def tower_context(ctx: BuildContext, path: str) -> BuildContext:
     return replace(ctx.at(path), parallel=Parallel(), factory=PLAIN)
 
 
-class PatchEmbedding(Layer):
-    """Hidden states of patches: a convolution whose stride is its size, as a product.
+Shape = tuple[int, int, int] | tuple[int, int, int, int]
+"""Channels, frames, rows and columns of a patch; without frames, the checkpoint's convolution has none."""
+
+
+class Convolution(Layer):
+    """A convolution whose stride is its size, as a product.
 
     Args:
-        shape: Channels, frames, rows and columns of a patch; without frames, the checkpoint's convolution has none.
-        width: H.
+        shape: Of what becomes one row of the output.
+        width: H of the output.
         ctx: Device and dtype.
-        mean: Of the pixels of each channel, from 0 to 1.
-        std: Their deviation.
         bias: Whether there is one.
     """
 
-    def __init__(
-        self,
-        shape: tuple[int, int, int] | tuple[int, int, int, int],
-        width: int,
-        ctx: BuildContext,
-        *,
-        mean: Sequence[float],
-        std: Sequence[float],
-        bias: bool = False,
-    ) -> None:
+    def __init__(self, shape: Shape, width: int, ctx: BuildContext, *, bias: bool = False) -> None:
         super().__init__()
         self._shape = shape
         self.weight = self.empty(width, prod(shape), device=ctx.device, dtype=ctx.dtype)
         self.bias = self.empty(width, device=ctx.device, dtype=ctx.dtype) if bias else None
-        self._mean, self._std = (torch.tensor(list(v), device=ctx.device).view(1, -1, 1, 1) for v in (mean, std))
 
     def slots(self) -> dict[Slot, tuple[int, ...]]:
         """See `Layer.slots`."""
@@ -68,17 +60,47 @@ class PatchEmbedding(Layer):
         return False
 
     def forward(self, patches: Tensor) -> Tensor:
+        """Map `[N, channels * frames * rows * columns]` to `[N, H]`."""
+        return F.linear(patches, self.weight, self.bias)
+
+
+class PatchEmbedding(Convolution):
+    """Hidden states of patches.
+
+    Args:
+        shape: Of a patch.
+        width: H.
+        ctx: Device and dtype.
+        mean: Of the pixels of each channel, from 0 to 1.
+        std: Their deviation.
+        bias: Whether there is one.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        width: int,
+        ctx: BuildContext,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        bias: bool = False,
+    ) -> None:
+        super().__init__(shape, width, ctx, bias=bias)
+        self._mean, self._std = (torch.tensor(list(v), device=ctx.device).view(1, -1, 1, 1) for v in (mean, std))
+
+    def forward(self, patches: Tensor) -> Tensor:
         """Map pixels `[N, channels * rows * columns]` uint8, which stand for every frame, to `[N, H]`."""
         channels, *frames, rows, columns = self._shape
         pixels = patches.view(-1, channels, 1, rows * columns).float() / 255
         values = ((pixels - self._mean) / self._std).to(self.weight.dtype)
-        return F.linear(values.expand(-1, -1, *(frames or (1,)), -1).reshape(len(patches), -1), self.weight, self.bias)
+        return super().forward(values.expand(-1, -1, *(frames or (1,)), -1).reshape(len(patches), -1))
 
 
 class Learned(Layer):
-    """A tensor of that shape, which stands in a checkpoint under the module's own name."""
+    """A tensor of that shape, which may stand in a checkpoint under the module's own name."""
 
-    suffixes = {"weight": ("",)}  # noqa: RUF012 - as the base declares it
+    suffixes = {"weight": ("", ".weight")}  # noqa: RUF012 - as the base declares it
 
     def __init__(self, shape: Sequence[int], ctx: BuildContext) -> None:
         super().__init__()
