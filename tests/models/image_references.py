@@ -230,6 +230,53 @@ def gemma3_arrays(self: Any, image: Any) -> dict[str, Any]:
     return {"patches": blocks.reshape(4096, -1).astype(np.uint8), "grid": np.array([1, 64, 64], np.int32)}
 
 
+GEMMA4_CONFIG = {
+    **{"boi_token_id": 255999, "eoi_token_id": 258882, "image_token_id": 258880},
+    "text_config": {"use_bidirectional_attention": "vision", "sliding_window": 1024},
+    "vision_config": {"patch_size": 16, "pooling_kernel_size": 3},
+}
+GEMMA4_PREPROCESSOR = {
+    "do_normalize": False,
+    "image_mean": [0.0, 0.0, 0.0],
+    "image_processor_type": "Gemma4ImageProcessor",
+    "image_std": [1.0, 1.0, 1.0],
+    "max_soft_tokens": 280,
+    "patch_size": 16,
+    "pooling_kernel_size": 3,
+    "resample": 3,
+}
+"""What transformers takes for Gemma 4."""
+
+
+@cache
+def gemma4(**changes: Any) -> Any:
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+    return Gemma4ImageProcessorPil(**changes)
+
+
+def gemma4_count(self: Any, width: int, height: int) -> int:
+    from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
+
+    high, wide = get_aspect_ratio_preserving_size(height, width, 16, 280 * 9, 3)
+    return high // 48 * (wide // 48)
+
+
+def gemma4_arrays(self: Any, image: Any) -> dict[str, Any]:
+    found = gemma4(do_rescale=False)(image, return_tensors="np")
+    places = found["image_position_ids"][0]
+    num = int((places[:, 0] >= 0).sum())
+    grid = np.array([1, *(places[:num].max(0) + 1)[::-1]], np.int32)
+    return {"patches": found["pixel_values"][0][:num].astype(np.uint8), "grid": grid}
+
+
+GEMMA4: dict[str, Any] = {
+    "config": GEMMA4_CONFIG,
+    "preprocessor": GEMMA4_PREPROCESSOR,
+    "changes": [{"max_soft_tokens": 70}, {"max_soft_tokens": 560}],
+    "reference_count": gemma4_count,
+    "reference_arrays": gemma4_arrays,
+}
 GEMMA3: dict[str, Any] = {
     "config": GEMMA3_CONFIG,
     "preprocessor": GEMMA3_PREPROCESSOR,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from families import DECODERS, DELTA, GLM4V, HALF, MOE, QUARTER, SECTIONS, SIZES, perturb
-from image_references import INTERNVL_PREPROCESSOR, gemma3, glm4v, internvl, pixtral, qwen2_vl, qwen3_vl
+from image_references import INTERNVL_PREPROCESSOR, gemma3, gemma4, glm4v, internvl, pixtral, qwen2_vl, qwen3_vl
 from PIL import Image
 
 from dovetail.contracts.processor import ImageProcessor
@@ -36,7 +36,13 @@ PIXTRAL = {
     **{"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2},
     "patch_size": 10,  # transformers' Mistral 3 fails where an image is one block
 }
+GEMMA4_TOKENS = 70
 VISION: dict[str, dict[str, Any]] = {
+    "gemma4": {
+        **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
+        **{"num_key_value_heads": 1, "head_dim": 16, "patch_size": 4, "position_embedding_size": 256},
+        **{"use_clipped_linears": True, "standardize": True},
+    },
     "gemma3": {
         **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
         **{"image_size": 56, "patch_size": 7},
@@ -59,6 +65,9 @@ VISION: dict[str, dict[str, Any]] = {
 }
 """The vision part by `model_type`."""
 TEXT: dict[str, dict[str, Any]] = {
+    "gemma4": {**DECODERS["gemma4_text"], "sliding_window": 80, "use_bidirectional_attention": "vision"}
+    | {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 3, "pad_token_id": 3}
+    | {"initializer_range": 0.03},
     "gemma3": {**DECODERS["gemma3_text"], "sliding_window": 18, "initializer_range": 0.02},
     "qwen2_vl": SECTIONS,
     "qwen2_5_vl": SECTIONS,
@@ -76,6 +85,7 @@ TEXT: dict[str, dict[str, Any]] = {
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "gemma3": {"image_token_index": IMAGE, "boi_token_index": 118, "eoi_token_index": 119, "mm_tokens_per_image": 16},
+    "gemma4": {"image_token_id": IMAGE, "boi_token_id": 118, "eoi_token_id": 119, "audio_config": None},
     "llava": {"vision_feature_layer": -1, "vision_feature_select_strategy": "full", "image_token_index": IMAGE},
     "mistral3": {"image_token_index": IMAGE},
     "internvl": {"image_token_id": IMAGE},
@@ -87,7 +97,15 @@ EDGE = {"size": {"longest_edge": 140}}
 TILES = {**INTERNVL_PREPROCESSOR, "size": {"height": 28, "width": 28}, "max_patches": 6}
 FRAMES = {"size": {"shortest_edge": 2 * 28 * 28, "longest_edge": 2 * 28 * 28 * 60}}
 PREPROCESSOR: dict[str, dict[str, Any]] = {
-    **{"gemma3": {}, "llava": EDGE, "mistral3": EDGE, "internvl": TILES, "glm4v": FRAMES, "glm4v_moe": FRAMES},
+    **{
+        "gemma3": {},
+        "gemma4": {"patch_size": 4, "max_soft_tokens": GEMMA4_TOKENS},
+        "llava": EDGE,
+        "mistral3": EDGE,
+        "internvl": TILES,
+        "glm4v": FRAMES,
+        "glm4v_moe": FRAMES,
+    },
 }
 """`preprocessor_config.json` by `model_type`; of Qwen's models, it is `PIXELS` and the patch."""
 ODD = ((28, 28), (57, 91), (200, 31), (143, 143))
@@ -106,7 +124,7 @@ def make_vl(folder: Path, kind: str = "qwen2_5_vl", vision: Mapping[str, Any] = 
     config = CONFIG_MAPPING[kind](text_config=text, vision_config=vision, **others)
     made = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
     perturb(made)
-    if kind == "gemma3":
+    if kind.startswith("gemma"):
         open_eyes(made)
     for param in made.parameters():
         if param.dim() > 1 and not param.any():  # learned positions: zeros would hide where they stand
@@ -120,7 +138,13 @@ def make_vl(folder: Path, kind: str = "qwen2_5_vl", vision: Mapping[str, Any] = 
 @torch.no_grad()
 def open_eyes(model: Any) -> None:
     """Have tokens depend on images: a fresh projection is zero, and other fresh weights hardly tell images apart."""
-    torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight)
+    for name, weight in [*model.named_parameters(), *model.named_buffers()]:
+        if name.endswith("mm_input_projection_weight"):
+            torch.nn.init.normal_(weight)
+        if name.endswith(("_min", "_max")) and not weight.dim():  # bounds that some numbers pass
+            weight.fill_(-1.5 if name.endswith("min") else 1.25)
+        if "std_" in name or name.endswith("position_embedding_table"):
+            torch.nn.init.normal_(weight)
     for name, weight in model.named_parameters():
         if weight.dim() > 1 and ("vision_tower" in name or "layers" in name):
             weight.mul_(3 if "vision_tower" in name else 2)
@@ -173,6 +197,9 @@ def processed(model: Any, images: Sequence[Image.Image]) -> Any:
     if config.model_type in ("internvl", "gemma3"):
         made = internvl(28, 6) if config.model_type == "internvl" else gemma3(config.vision_config.image_size)
         return {"pixel_values": made(list(images), return_tensors="pt")["pixel_values"]}
+    if config.model_type == "gemma4":
+        made = gemma4(patch_size=4, max_soft_tokens=GEMMA4_TOKENS)(list(images), return_tensors="pt")
+        return {key: made[key] for key in ("pixel_values", "image_position_ids")}
     if PREPROCESSOR.get(config.model_type) is FRAMES:
         return made_of(glm4v, **FRAMES)(list(images), return_tensors="pt")
     if config.model_type in PREPROCESSOR:
@@ -194,7 +221,7 @@ def reference(model: Any, parts: Sequence[Sequence[int] | Image.Image], submit: 
     ids = torch.tensor([submit.prompt_ids])
     kind = model.config.model_type
     ids_of_kinds = "token_type_ids" if kind == "gemma3" else "mm_token_type_ids"
-    has_kinds = kind == "gemma3" or kind not in OTHERS
+    has_kinds = kind.startswith("gemma") or kind not in OTHERS
     given: dict[str, Any] = {ids_of_kinds: (ids == IMAGE).int()} if has_kinds else {}
     images = [part for part in parts if isinstance(part, Image.Image)]
     if images:

@@ -19,6 +19,8 @@ from dovetail.messages import Submit
 from dovetail_backends.torch_native import TorchNativeBackend
 from dovetail_models.gemma3_images import Gemma3Images
 from dovetail_models.gemma3_vl import Gemma3_VL
+from dovetail_models.gemma4_images import Gemma4Images
+from dovetail_models.gemma4_vl import Gemma4_VL
 from dovetail_testing.engine import make_core, serve, tokens
 
 NUM = 16
@@ -156,6 +158,45 @@ def test_what_a_preprocessor_cannot_be(given: dict[str, Any], why: str, model: t
     config = json.loads((model[0] / "config.json").read_text())
     with pytest.raises(ModelError, match=why):
         Gemma3Images.from_config(config, given)
+
+
+WRONG_4: dict[str, tuple[dict[str, Any], str]] = {
+    "uneven heads": ({"vision_config": {"head_dim": 18}}, "head_dim 18 must be a multiple of 4"),
+    "biases": ({"vision_config": {"attention_bias": True}}, "attention_bias True is not supported"),
+    "another rope": (
+        {"vision_config": {"rope_parameters": {"rope_type": "yarn"}}},
+        "rope_type 'yarn' is not supported",
+    ),
+    "no activation": ({"vision_config": {"hidden_activation": "x"}}, "hidden_activation 'x': possible: "),
+    "padding": ({"text_config": {"pad_token_id": 131}}, "pad_token_id 131: possible: 0 to 130"),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("both_ways", [None, "vision"])
+def test_gemma_4_is_as_its_configuration_says(both_ways: str | None, tmp_path: Path) -> None:
+    """Its windows see both ways, or no layer does; chunks cut images then; what cannot be is named."""
+    theirs = seeing.make_vl(tmp_path, "gemma4", use_bidirectional_attention=both_ways)
+    prompts, parts = Prompts(tmp_path, tmp_path / "files"), parts_of(3)
+    submit = prompts.submit(parts)
+    [found] = serve(tmp_path, [submit], chunked_prefill_size=9, page_size=4)
+    assert tokens(found) == reference(theirs, parts, submit)
+    info = make_core(tmp_path).executor.info
+    assert info.cuts_images == (both_ways is None)
+    text = (tmp_path / "config.json").read_text()
+    layers = Gemma4_VL.config_from_hf(json.loads(text)).layers
+    assert [spec.spans for spec in layers] == [both_ways is not None and bool(spec.sliding_window) for spec in layers]
+    for changes, why in WRONG_4.values():
+        config = json.loads(text)
+        for key, value in changes.items():
+            config[key] = {**config[key], **value}
+        with pytest.raises(ModelError, match=why):
+            Gemma4_VL.config_from_hf(config)
+    with pytest.raises(ModelError, match=r"max_soft_tokens 71: possible: \(70, 140"):
+        Gemma4Images.from_config(json.loads(text), {"patch_size": 4, "max_soft_tokens": 71})
+    if both_ways:
+        with pytest.raises(ModelError, match="images see both ways within a sliding_window of 80"):
+            Gemma4Images.from_config(json.loads(text), {"patch_size": 4, "max_soft_tokens": 140})
 
 
 def test_a_small_cache_has_room_for_an_image(model: tuple[Path, Any], tmp_path: Path) -> None:

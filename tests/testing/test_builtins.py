@@ -142,6 +142,7 @@ ATTRS: dict[tuple[str, str], dict[str, Any]] = {
         "wrong_params": [{}, {"size": 0}, {"size": 17}, {"size": "2"}, {"size": 2, "prompt": 1}],
     },
     ("processor", "gemma3"): IMAGES.GEMMA3,
+    ("processor", "gemma4"): IMAGES.GEMMA4,
     ("processor", "glm4v"): IMAGES.GLM4V,
     ("processor", "internvl"): IMAGES.INTERNVL,
     ("processor", "pixtral"): IMAGES.PIXTRAL,
@@ -213,7 +214,7 @@ SEEN = {
     *("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
     *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
     *("Gemma3ForConditionalGeneration", "Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration"),
-    *("InternVLForConditionalGeneration", "Mistral3ForConditionalGeneration"),
+    *("Gemma4ForConditionalGeneration", "InternVLForConditionalGeneration", "Mistral3ForConditionalGeneration"),
 }
 """Models whose towers are served, too."""
 

@@ -47,25 +47,23 @@ class Gemma3Images(ImageProcessor):
     @classmethod
     def from_config(cls, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Self:
         """See `ImageProcessor`."""
-        vision = _object(config.get("vision_config"), "config.json: vision_config")
-        side, patch = _whole(vision, "image_size", 224, MAX_SIDE), _whole(vision, "patch_size", 16, MAX_SIDE)
-        num = _whole(config, "mm_tokens_per_image", 256, MAX_TOKENS)
+        vision = object_of(config.get("vision_config"), "config.json: vision_config")
+        side, patch = whole(vision, "image_size", 224, MAX_SIDE), whole(vision, "patch_size", 16, MAX_SIDE)
+        num = whole(config, "mm_tokens_per_image", 256, MAX_TOKENS)
         if (why := why_not_pooled(side, patch, num)) is not None:
             raise ModelError(why)
-        for key, value in FIXED.items():
-            if (given := preprocessor.get(key)) is not None and not _is_close(given, value):
-                raise ModelError(f"preprocessor_config.json: {key} {given!r} is not supported; possible: {value!r}")
-        size = _object(preprocessor.get("size"), "preprocessor_config.json: size")
-        if any(_whole(size, key, side, MAX_SIDE) != side for key in ("height", "width")):
+        check_fixed(preprocessor, FIXED)
+        size = object_of(preprocessor.get("size"), "preprocessor_config.json: size")
+        if any(whole(size, key, side, MAX_SIDE) != side for key in ("height", "width")):
             raise ModelError(f"preprocessor_config.json: size {dict(size)}: the tower reads {side} x {side} pixels")
-        if _whole(preprocessor, "image_seq_length", num, MAX_TOKENS) != num:
+        if whole(preprocessor, "image_seq_length", num, MAX_TOKENS) != num:
             raise ModelError(
                 f"preprocessor_config.json: image_seq_length {preprocessor['image_seq_length']}: config.json has "
                 f"mm_tokens_per_image {num}"
             )
-        begin = _token(config, "boi_token_index", 255999)
-        image = _token(config, "image_token_index", 262144)
-        return cls((begin, image, _token(config, "eoi_token_index", 256000)), num, side, patch)
+        begin = token(config, "boi_token_index", 255999)
+        image = token(config, "image_token_index", 262144)
+        return cls((begin, image, token(config, "eoi_token_index", 256000)), num, side, patch)
 
     def layout(self, width: int, height: int) -> ImageLayout:
         """See `ImageProcessor`."""
@@ -98,19 +96,40 @@ def why_not_pooled(side: int, patch: int, num: int) -> str | None:
     return None
 
 
+def check_fixed(preprocessor: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+    """Refuse other values than those of an image processor that has one way to resize and normalize.
+
+    Raises:
+        ModelError: A value is another one; the message names its key.
+    """
+    for key, value in fixed.items():
+        if (given := preprocessor.get(key)) is not None and not _is_close(given, value):
+            raise ModelError(f"preprocessor_config.json: {key} {given!r} is not supported; possible: {value!r}")
+
+
 def _is_close(given: Any, value: Any) -> bool:
     if isinstance(value, list):
         return isinstance(given, list | tuple) and len(given) == len(value) and all(map(_is_close, given, value))
     return isinstance(given, int | float) and math.isclose(given, value, rel_tol=1e-6)
 
 
-def _object(value: Any, where: str) -> Mapping[str, Any]:
+def object_of(value: Any, where: str) -> Mapping[str, Any]:
+    """Return an object of a configuration; an empty one where there is none.
+
+    Raises:
+        ModelError: It is something else.
+    """
     if value is not None and not isinstance(value, Mapping):
         raise ModelError(f"{where}: expected an object, got {value!r}")
     return value or {}
 
 
-def _whole(given: Mapping[str, Any], key: str, default: int, most: int) -> int:
+def whole(given: Mapping[str, Any], key: str, default: int, most: int) -> int:
+    """Return a whole number of a configuration from 1 to `most`; `default` where there is none.
+
+    Raises:
+        ModelError: It is none of these.
+    """
     value = given.get(key)
     if value is None:
         return default
@@ -119,7 +138,12 @@ def _whole(given: Mapping[str, Any], key: str, default: int, most: int) -> int:
     return value
 
 
-def _token(config: Mapping[str, Any], key: str, default: int) -> int:
+def token(config: Mapping[str, Any], key: str, default: int) -> int:
+    """Return a token id of a configuration.
+
+    Raises:
+        ModelError: It is none.
+    """
     value = config.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31:
         raise ModelError(f"config.json: {key} {value!r} of an image model: give a token id")

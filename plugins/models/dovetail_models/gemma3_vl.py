@@ -62,7 +62,7 @@ class FlatPatches(PatchEmbedding):
         return {**found, Slot("weight"): (width, channels, rows, columns)}
 
 
-class Places(Layer):
+class PatchPlaces(Layer):
     """Learned positions `[N, H]` of the patches of an image."""
 
     def __init__(self, num: int, width: int, ctx: BuildContext) -> None:
@@ -97,7 +97,7 @@ class SiglipTower(nn.Module):
         width, patch, self._eps = facts["hidden_size"], facts["patch_size"], facts["eps"]
         self._across, self._root = facts["image_size"] // patch, isqrt(facts["tokens"])
         self.patches = FlatPatches((3, 1, patch, patch), width, ctx, mean=HALVES, std=HALVES, bias=True)
-        self.places = Places(self._across**2, width, ctx)
+        self.places = PatchPlaces(self._across**2, width, ctx)
         own = replace(config, hidden_size=width, hidden_act=facts["hidden_act"])
         self.layers = nn.ModuleList(
             self.layer(own, facts, ctx.at(f"layers.{index}")) for index in range(facts["num_hidden_layers"])

@@ -171,10 +171,17 @@ class Gemma4Decoder(GemmaDecoder):
         return GatedMLP(config, ctx.at("mlp"), inner=config.extra["inner"][index])
 
     def forward(self, ids: Tensor, batch: ForwardBatch) -> Tensor:
-        embedded, ropes = self.embed(ids), self.rotary(batch.positions)
-        own = [None] * len(ropes) if self.per_layer is None else self.per_layer(ids, embedded).unbind(1)
+        embedded = self.embed(ids)
+        return self.run(embedded, self.inputs(ids, embedded), batch)
+
+    def inputs(self, ids: Tensor, embedded: Tensor) -> Sequence[Tensor | None]:
+        """Return what each layer adds of the tokens `[T, P]`, by ids `[T]` and embeddings `[T, H]`."""
+        return [None] * len(self.layers) if self.per_layer is None else self.per_layer(ids, embedded).unbind(1)
+
+    def run(self, embedded: Tensor, own: Sequence[Tensor | None], batch: ForwardBatch) -> Tensor:
+        """Map embeddings `[T, H]` to final hidden states `[T, H]`."""
         stream = Stream(embedded)
-        for layer, rope, mine in zip(self.layers, ropes, own, strict=True):
+        for layer, rope, mine in zip(self.layers, self.rotary(batch.positions), own, strict=True):
             stream = layer(stream, rope, batch, mine)
         hidden: Tensor = self.norm(stream)
         return hidden

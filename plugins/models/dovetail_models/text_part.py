@@ -69,7 +69,6 @@ class TextPart(ModelPlugin):
     """Serves the text of models that take images, too."""
 
     architectures: ClassVar[Sequence[str]] = (
-        "Gemma4ForConditionalGeneration",
         "Lfm2VlForConditionalGeneration",
         "Llama4ForConditionalGeneration",
     )
