@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 import requests
+import sqlalchemy as sa
 from gateway_process import Served
+from seeing_server import SeeingHarness, write_seeing_model
 
 from .conftest import Api, line
 from .processes import Killable
@@ -132,6 +134,34 @@ def test_conversations(postgres: Postgres, make_harness: Callable[..., Any], tmp
         second.post("/v1/conversations", {})
     assert first.get(path).status_code == 404
     assert not (tmp_path / "dovetail.db").exists()
+
+
+def test_an_image_of_two_servers(postgres: Postgres, tmp_path: Path) -> None:
+    """While one server deletes what had an image, another stores it again: nobody finds it gone, and none is left."""
+    options = {"file_storage_path": tmp_path, "database_url": postgres.url, "min_free_disk_bytes": 0}
+    both = [SeeingHarness(write_seeing_model(tmp_path / name), **options) for name in "ab"]
+    shown = {"type": "input_image", "image_url": f"data:image/png;base64,{'A' * 3000}", "detail": "auto"}
+
+    def come_and_go(number: int) -> Any:
+        server = both[number % 2]
+        reply = server.post("/v1/conversations", {"items": [{"role": "user", "content": [shown]}]})
+        assert reply.status_code == 200, reply.text
+        made = reply.json()["id"]
+        found = both[1 - number % 2].get(f"/v1/conversations/{made}/items").json()["data"][0]["content"]
+        assert server.http.delete(f"{server.base}/v1/conversations/{made}", timeout=60).status_code == 200
+        return found
+
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            assert list(pool.map(come_and_go, range(40))) == [[shown]] * 40
+    finally:
+        for server in both:
+            server.close()
+    engine = sa.create_engine(postgres.url)
+    with engine.connect() as db:
+        counts = [db.scalar(sa.text(f"SELECT count(*) FROM {name}")) for name in ("stored_images", "image_uses")]
+    engine.dispose()
+    assert counts == [0, 0]
 
 
 def test_two_servers_share_a_batch_and_one_is_killed(postgres: Postgres, folder: Path, tmp_path: Path) -> None:

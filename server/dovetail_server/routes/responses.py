@@ -152,8 +152,8 @@ async def list_input_items(
 ) -> Response:
     """List what a response was generated from, with the items of the responses that it continues."""
     service, owner = await service_of(state, response_id), owner_of(request)
-    row = await service.responses.get(owner, response_id)
-    items = decode_items(row["items"])
+    row, own = await service.responses.with_input(owner, response_id)
+    items = decode_items(own)
     if row["previous_id"] is not None:
         before = await service.responses.chain(owner, row["previous_id"])
         items = [*(item for turn in before for item in turn_items(*turn)), *items]

@@ -128,5 +128,5 @@ async def list_messages(
 ) -> Response:
     """List the messages that a stored completion answered."""
     store = await store_of(state, completion_id)
-    messages = shown_messages(await store.get(owner_of(request), completion_id))
+    messages = shown_messages(completion_id, await store.messages(owner_of(request), completion_id))
     return json_reply(page_of(messages if order == "asc" else messages[::-1], after, limit))

@@ -34,11 +34,11 @@ def with_metadata(row: RowMapping) -> bytes:
     return bytes(row["body"])[:-1] + b',"metadata":' + str(row["metadata"]).encode() + b"}"
 
 
-def shown_messages(row: RowMapping) -> list[dict[str, Any]]:
+def shown_messages(completion_id: str, messages: bytes) -> list[dict[str, Any]]:
     """Return a stored completion's messages, each with an id; content in parts stands in `content_parts`."""
     found = []
-    for at, message in enumerate(msgspec.json.decode(row["messages"])):
+    for at, message in enumerate(msgspec.json.decode(messages)):
         content = message.get("content")
-        shown = {"id": f"{row['id']}-{at}", **message, "content": content if isinstance(content, str) else None}
+        shown = {"id": f"{completion_id}-{at}", **message, "content": content if isinstance(content, str) else None}
         found.append(shown | ({"content_parts": content} if isinstance(content, list) else {}))
     return found

@@ -19,6 +19,7 @@ from dovetail_server.settings import ServeSettings
 from dovetail_server.storage.completion_rows import missing, written
 from dovetail_server.storage.database import Database
 from dovetail_server.storage.files import read_page
+from dovetail_server.storage.images import StoredImages
 from dovetail_server.storage.limits import too_much
 from dovetail_server.storage.tables import chat_completions as table
 
@@ -36,6 +37,7 @@ class CompletionStore:
         self.max_num = settings.max_stored_responses
         self.max_bytes = settings.max_stored_response_bytes
         self.ttl_s = settings.stored_response_ttl
+        self._images = StoredImages(database, "completion", table)
         self._num_new = self._num_new_bytes = 0
 
     async def put(
@@ -55,6 +57,7 @@ class CompletionStore:
             ServiceError: The database cannot be used now.
         """
         size = len(body) + len(messages)
+        messages, found = await self._images.pack(messages)
         async with self.database.write() as db:
             now = self.database.now()
             values = {
@@ -69,12 +72,13 @@ class CompletionStore:
                 "messages": messages,
             }
             await db.execute(self.database.insert_once(table).values(values))
+            await self._images.add(db, owner, completion_id, found)
         self._num_new, self._num_new_bytes = self._num_new + 1, self._num_new_bytes + size
         if self._num_new * LOOK_EVERY > self.max_num or self._num_new_bytes * LOOK_EVERY > self.max_bytes:
             await self.trim()
 
     async def get(self, owner: str, completion_id: str) -> RowMapping:
-        """Return a completion's row.
+        """Return a completion's row; its `messages` have digests in place of images.
 
         Raises:
             RequestError: 404.
@@ -84,6 +88,17 @@ class CompletionStore:
         if row is None:
             raise missing(completion_id)
         return row
+
+    async def messages(self, owner: str, completion_id: str) -> bytes:
+        """Return a completion's messages, JSON.
+
+        Raises:
+            RequestError: 404.
+        """
+        row = await self.get(owner, completion_id)
+        async with self.database.read() as db:
+            [whole] = await self._images.restored(db, owner, [row["messages"]])
+        return whole
 
     async def page(
         self,
@@ -132,13 +147,17 @@ class CompletionStore:
             query = sa.delete(table).where(table.c.id == completion_id, *self._visible(owner))
             if (await db.execute(query)).rowcount != 1:
                 raise missing(completion_id)
+            await self._images.drop(db, [completion_id])
 
     async def trim(self) -> int:
         """Delete what has expired, and of each owner the oldest beyond the limits; returns how many went."""
         self._num_new = self._num_new_bytes = 0
         async with self.database.write() as db:
             query = sa.delete(table).where(too_much(table, self.database.now(), self.max_num, self.max_bytes))
-            return int((await db.execute(query)).rowcount)
+            num = int((await db.execute(query)).rowcount)
+            if num:
+                await self._images.drop(db)
+            return num
 
     def _one(self, owner: str, completion_id: str) -> sa.Select[Any]:
         return sa.select(table).where(table.c.id == completion_id, *self._visible(owner))

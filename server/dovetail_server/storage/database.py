@@ -37,7 +37,7 @@ UNIX_DAY = 2440587.5
 """1970-01-01, as Julian days count."""
 PG_OPTIONS = "-c lock_timeout=10s -c idle_in_transaction_session_timeout=60s"
 """Nobody waits without end for a server that stands still in the middle of a transaction."""
-MIGRATION_LOCK, FILES_LOCK, LINES_LOCK = range(0x646F7665, 0x646F7668)
+MIGRATION_LOCK, FILES_LOCK, LINES_LOCK, IMAGES_LOCK = range(0x646F7665, 0x646F7669)
 
 
 def unavailable(error: Exception) -> ServiceError:
@@ -62,14 +62,14 @@ class Database:
         self._num_blocks = 0
         self._is_closed = False
 
-    def insert_once(self, table: sa.Table) -> sa.Insert:
-        """Return an insertion into a table with a key `id`, which leaves a row alone that is there.
+    def insert_once(self, table: sa.Table, *key: str) -> sa.Insert:
+        """Return an insertion into a table with a key, by default `id`, which leaves a row alone that is there.
 
         A reply that is made again on another server has the identifier that it had on the first, which may have
         written it.
         """
         insert = sqlite.insert if self.is_sqlite else postgresql.insert
-        return insert(table).on_conflict_do_nothing(index_elements=["id"])
+        return insert(table).on_conflict_do_nothing(index_elements=key or ("id",))
 
     def now(self) -> sa.ColumnElement[float]:
         """Return the time as the database has it, in seconds: the clocks of servers may differ and jump."""

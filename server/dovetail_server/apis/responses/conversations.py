@@ -21,6 +21,7 @@ from dovetail_server.apis.responses.items import Item, item_id, new_response_id
 from dovetail_server.http.auth import Keys
 from dovetail_server.settings import ServeSettings
 from dovetail_server.storage.database import Database
+from dovetail_server.storage.images import StoredImages, packed
 from dovetail_server.storage.limits import too_much
 from dovetail_server.storage.paths import new_id
 from dovetail_server.storage.tables import conversation_items as items
@@ -43,6 +44,7 @@ class ConversationStore:
         self.max_bytes = settings.max_stored_response_bytes
         self.max_each = settings.max_body_bytes
         self.ttl_s = settings.stored_response_ttl
+        self._images = StoredImages(database, "conversation", table)
 
     async def create(self, owner: str, metadata: Mapping[str, str], first: Sequence[Item]) -> RowMapping:
         """Begin a conversation, and return its row; the owner's oldest ones go where there are too many.
@@ -95,6 +97,7 @@ class ConversationStore:
             if (await db.execute(sa.delete(table).where(*self._one(owner, conversation_id)))).rowcount != 1:
                 raise missing(conversation_id)
             await db.execute(sa.delete(items).where(items.c.conversation_id == conversation_id))
+            await self._images.drop(db, [conversation_id])
 
     async def add(self, owner: str, conversation_id: str, new: Sequence[Item]) -> list[Item]:
         """Add a client's items, and return them as they are kept.
@@ -125,7 +128,8 @@ class ConversationStore:
             self._check_room(row, 0, param)
             query = sa.select(items.c.body).where(items.c.conversation_id == conversation_id)
             rows = (await db.execute(query.order_by(items.c.item_no))).all()
-        return b"[" + b",".join(bytes(row.body) for row in rows) + b"]"
+            bodies = await self._images.restored(db, owner, [row.body for row in rows])
+        return b"[" + b",".join(bodies) + b"]"
 
     async def item(self, owner: str, conversation_id: str, item: str) -> bytes:
         """Return an item, JSON.
@@ -137,9 +141,10 @@ class ConversationStore:
             await self._row(db, owner, conversation_id)
             where = items.c.conversation_id == conversation_id, items.c.id == item
             row = (await db.execute(sa.select(items.c.body).where(*where))).one_or_none()
-        if row is None:
-            raise missing_item(item, conversation_id)
-        return bytes(row.body)
+            if row is None:
+                raise missing_item(item, conversation_id)
+            [body] = await self._images.restored(db, owner, [row.body])
+        return body
 
     async def delete_item(self, owner: str, conversation_id: str, item: str) -> RowMapping:
         """Delete an item, and return the conversation's row.
@@ -150,11 +155,13 @@ class ConversationStore:
         async with self.database.write() as db:
             await self._row(db, owner, conversation_id)
             where = items.c.conversation_id == conversation_id, items.c.id == item
-            size = (await db.execute(sa.select(sa.func.length(items.c.body)).where(*where))).scalar_one_or_none()
-            if size is None:
+            body = (await db.execute(sa.select(items.c.body).where(*where))).scalar_one_or_none()
+            if body is None:
                 raise missing_item(item, conversation_id)
+            [whole] = await self._images.restored(db, owner, [body])
             await db.execute(sa.delete(items).where(*where))
-            smaller = sa.update(table).where(table.c.id == conversation_id).values(bytes=table.c.bytes - size)
+            await self._images.drop(db, [conversation_id], item)
+            smaller = sa.update(table).where(table.c.id == conversation_id).values(bytes=table.c.bytes - len(whole))
             await db.execute(smaller)
             return await self._row(db, owner, conversation_id)
 
@@ -177,7 +184,8 @@ class ConversationStore:
                 query = query.where(items.c.item_no > at if is_ascending else items.c.item_no < at)
             order = items.c.item_no if is_ascending else items.c.item_no.desc()
             rows = (await db.execute(query.order_by(order).limit(limit + 1))).all()
-        return [bytes(row.body) for row in rows[:limit]], len(rows) > limit
+            bodies = await self._images.restored(db, owner, [row.body for row in rows[:limit]])
+        return bodies, len(rows) > limit
 
     async def trim(self) -> int:
         """Delete what has expired, and of each owner the oldest beyond the limits; returns how many went."""
@@ -199,11 +207,15 @@ class ConversationStore:
             self._check_room(row, size, "items", len(named))
         first = row["next_no"]
         if named:
+            stored = await asyncio.to_thread(lambda: [packed(body) for body in bodies])
             values = [
                 {"conversation_id": conversation_id, "item_no": first + at, "id": item["id"], "body": body}
-                for at, (item, body) in enumerate(zip(named, bodies, strict=True))
+                for at, (item, (body, _)) in enumerate(zip(named, stored, strict=True))
             ]
             await db.execute(sa.insert(items), values)
+            for item, (_, found) in zip(named, stored, strict=True):
+                if found:
+                    await self._images.add(db, owner, conversation_id, found, item["id"])
         grown = {
             "bytes": row["bytes"] + size,
             "next_no": first + len(named),
@@ -254,9 +266,12 @@ class ConversationStore:
         for conversation_id in gone:
             await db.execute(sa.delete(table).where(table.c.id == conversation_id))
             await db.execute(sa.delete(items).where(items.c.conversation_id == conversation_id))
+        if gone:
+            await self._images.drop(db)
 
     async def _drop_orphans(self, db: AsyncConnection) -> None:
         await db.execute(sa.delete(items).where(items.c.conversation_id.not_in(sa.select(table.c.id))))
+        await self._images.drop(db)
 
     async def _row(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import msgspec
 import sqlalchemy as sa
 from msgspec.structs import replace
 from sqlalchemy.engine import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from dovetail.contracts.errors import RequestError
 from dovetail.supervisor import Supervisor
@@ -21,6 +22,7 @@ from dovetail_server.apis.responses.items import OPEN, Item, missing, response_o
 from dovetail_server.http.auth import Keys
 from dovetail_server.settings import ServeSettings
 from dovetail_server.storage.database import Database
+from dovetail_server.storage.images import StoredImages
 from dovetail_server.storage.limits import too_much
 from dovetail_server.storage.process_lease import ProcessLease
 from dovetail_server.storage.tables import responses as table
@@ -35,6 +37,8 @@ SLACK = 1.05
 """How far the limits may be passed before the oldest responses go."""
 
 Row = dict[str, Any]
+Waiting = tuple[Row, Mapping[str, bytes], asyncio.Future[None]]
+"""A row, its images, and who waits for it."""
 encode = msgspec.json.Encoder().encode
 decode_response = msgspec.json.Decoder(ro.ResponseObject).decode
 
@@ -73,8 +77,9 @@ class ResponseStore:
         self.max_num = settings.max_stored_responses
         self.max_bytes = settings.max_stored_response_bytes
         self.ttl_s = settings.stored_response_ttl
+        self._images = StoredImages(database, "response", table)
         self._held: dict[str, StoredSize] = defaultdict(StoredSize)
-        self._waiting: list[tuple[Row, asyncio.Future[None]]] = []
+        self._waiting: list[Waiting] = []
         self._writer: asyncio.Task[None] | None = None
         self._missing: set[str] = set()
 
@@ -91,6 +96,8 @@ class ResponseStore:
         """
         response = decode_head(body)
         is_open = response.status in OPEN
+        num_bytes = len(body) + len(items)
+        items, images = await self._images.pack(items)
         row: Row = {
             "id": response.id,
             "owner": owner,
@@ -98,12 +105,12 @@ class ResponseStore:
             "status": response.status,
             "is_background": response.background,
             "process": self.lease.name if is_open else None,
-            "bytes": len(body) + len(items),
+            "bytes": num_bytes,
             "body": body,
             "items": items,
         }
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((row, written))
+        self._waiting.append((row, images, written))
         if self._writer is None or self._writer.done():
             self._writer = self._tasks.start("response writer", self._write())
         await written
@@ -113,7 +120,7 @@ class ResponseStore:
         while self._waiting:
             group, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
             try:
-                await self._write_group([row for row, _ in group])
+                await self._write_group([(row, images) for row, images, _ in group])
             except asyncio.CancelledError:
                 fail([*group, *self._waiting], errors.draining())
                 self._waiting = []
@@ -121,11 +128,12 @@ class ResponseStore:
             except Exception as error:
                 fail(group, error)
             else:
-                for _, written in group:
+                for *_, written in group:
                     if not written.done():
                         written.set_result(None)
 
-    async def _write_group(self, rows: Sequence[Row]) -> None:
+    async def _write_group(self, group: Sequence[tuple[Row, Mapping[str, bytes]]]) -> None:
+        rows = [row for row, _ in group]
         new = [row for row in rows if is_first(row)]
         async with self.database.write() as db:
             if new:
@@ -138,6 +146,9 @@ class ResponseStore:
                     values = {name: value for name, value in row.items() if name not in FIXED}
                     is_ours = table.c.process == self.lease.name  # not, where others took this process for gone
                     await db.execute(sa.update(table).where(table.c.id == row["id"], is_ours).values(values))
+            for row, images in group:
+                if is_first(row):  # what ends in the background has the images that it began with
+                    await self._images.add(db, row["owner"], row["id"], images)
         for row in rows:
             self._held[row["owner"]].num += is_first(row)
             self._held[row["owner"]].num_bytes += row["bytes"]
@@ -149,8 +160,19 @@ class ResponseStore:
         """Return how many responses of an owner are kept."""
         return min(self.max_num, self._keys.tenant(owner).grant.limits.stored_responses or self.max_num)
 
+    async def with_input(self, owner: str, response_id: str) -> tuple[RowMapping, bytes]:
+        """Return a response's row, and its own input, JSON.
+
+        Raises:
+            RequestError: 404.
+        """
+        row = await self.get(owner, response_id)
+        async with self.database.read() as db:
+            [items] = await self._images.restored(db, owner, [row["items"]])
+        return row, items
+
     async def get(self, owner: str, response_id: str) -> RowMapping:
-        """Return a response's row.
+        """Return a response's row; its `items` have digests in place of images.
 
         Raises:
             RequestError: 404.
@@ -172,6 +194,7 @@ class ResponseStore:
             query = sa.delete(table).where(table.c.id == response_id, *self._visible(owner))
             if (await db.execute(query)).rowcount != 1:
                 raise missing(response_id)
+            await self._images.drop(db, [response_id])
 
     async def chain(self, owner: str, response_id: str) -> list[tuple[bytes, bytes]]:
         """Return what a response that continues this one begins with: input items and reply of each, for `turn_items`.
@@ -189,9 +212,9 @@ class ResponseStore:
         query = sa.select(table, found.c.depth).join(found, table.c.id == found.c.id).order_by(found.c.depth.desc())
         async with self.database.read() as db:
             rows = list((await db.execute(query)).mappings())
-        if not rows or rows[0]["previous_id"] is not None:
-            raise missing(response_id if not rows else rows[0]["previous_id"], "previous_response_id")
-        return [row_turn(row) for row in rows]
+            if not rows or rows[0]["previous_id"] is not None:
+                raise missing(response_id if not rows else rows[0]["previous_id"], "previous_response_id")
+            return await self._turns(db, owner, rows)
 
     async def item(self, owner: str, identifier: str, param: str) -> Item:
         """Return an item of a stored response.
@@ -200,12 +223,12 @@ class ResponseStore:
             RequestError: There is none of this id.
         """
         response_id = response_of_item(identifier)
-        row = None
+        turns = []
         if response_id is not None:
             async with self.database.read() as db:
                 query = sa.select(table).where(table.c.id == response_id, *self._visible(owner))
-                row = (await db.execute(query)).mappings().one_or_none()
-        for item in [] if row is None else turn_items(*row_turn(row)):
+                turns = await self._turns(db, owner, list((await db.execute(query)).mappings()))
+        for item in (item for turn in turns for item in turn_items(*turn)):
             if item["id"] == identifier:
                 return item
         text = f"{param}: no item {identifier!r} in a stored response; send the item itself"
@@ -234,6 +257,8 @@ class ResponseStore:
                     gone = sa.delete(table).where(table.c.id.in_(beyond), sa.not_(is_open))
                     num += (await db.execute(gone)).rowcount
                 rows = (await db.execute(count)).all()
+            if num:
+                await self._images.drop(db)
         self._held = defaultdict(StoredSize, {str(row[0]): StoredSize(int(row[1]), int(row[2])) for row in rows})
         return int(num)
 
@@ -262,13 +287,23 @@ class ResponseStore:
         await self._end(table.c.id.in_(found & self._missing))
         self._missing = found
 
+    async def _turns(self, db: AsyncConnection, owner: str, rows: Sequence[RowMapping]) -> list[tuple[bytes, bytes]]:
+        """Return each row's own input and the response, both JSON.
+
+        Raises:
+            RequestError: One is not complete.
+        """
+        turns = [row_turn(row) for row in rows]
+        items = await self._images.restored(db, owner, [own for own, _ in turns])
+        return [(own, body) for own, (_, body) in zip(items, turns, strict=True)]
+
     def _visible(self, owner: str) -> tuple[sa.ColumnElement[bool], ...]:
         return table.c.owner == owner, table.c.expires_at > self.database.now()
 
 
-def fail(group: Sequence[tuple[Row, asyncio.Future[None]]], error: Exception) -> None:
+def fail(group: Sequence[Waiting], error: Exception) -> None:
     """Tell whoever waits for these rows that they were not written."""
-    for _, written in group:
+    for *_, written in group:
         if not written.done():
             written.set_exception(error)
 
@@ -279,7 +314,7 @@ def is_first(row: Row) -> bool:
 
 
 def row_turn(row: RowMapping) -> tuple[bytes, bytes]:
-    """Return a response's own input and the response, both JSON.
+    """Return a response's own input, with digests in place of images, and the response, both JSON.
 
     Raises:
         RequestError: It is not complete.
