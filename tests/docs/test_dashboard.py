@@ -21,6 +21,7 @@ SCRAPED = {"instance", "job"}
 """Labels that Prometheus adds when it scrapes."""
 UNSHOWN = ("virtual_memory_bytes", "start_time_seconds", "open_fds", "max_fds")
 LEFT_OUT = {
+    "dovetail_encoded_images_total": "of models that see alone; it says little without the images that were sent",
     "process_virtual_memory_bytes": "what is mapped says little of what is used",
     "process_start_time_seconds": "the engine's restarts are shown; the server's are whoever starts it's affair",
     "process_open_fds": "the server bounds its connections by what it may open",
