@@ -33,6 +33,8 @@ import requests
 from hostile_images import addresses, images
 from seeing_server import SeeingHarness, write_seeing_model
 
+from dovetail_server.media.cache import KEPT
+
 SHOWN = 8
 
 
@@ -126,7 +128,11 @@ def main() -> int:
         try:
             outcomes, wrong, took = run(server, bodies(args.images, args.addresses, args.seed), args.clients)
             assert server.state.media is not None
-            left = [path.name for path in server.state.media.path.iterdir() if path.name != "lock"]
+            left = [
+                path.name
+                for path in server.state.media.path.iterdir()
+                if path.name != "lock" and not path.name.startswith(KEPT)
+            ]
         finally:
             server.close()
     for name, num in outcomes.most_common():

@@ -1,6 +1,6 @@
 """Requests with a page-sized image each, at once: what the event loop of their server does meanwhile.
 
-    python tests/benchmarks/image_requests.py [--requests 64] [--body-processes 2] [--kind PNG]
+    python tests/benchmarks/image_requests.py [--requests 64] [--body-processes 2] [--kind PNG] [--same]
 
 The engine is scripted, so this measures the server alone: bodies, decoding, and handing over. Shown are the longest
 callbacks by processor time, and how long requests took. Exit code 1 where a callback took more than 20 ms of it.
@@ -69,13 +69,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--body-processes", type=int, default=2)
+    parser.add_argument("--same", action="store_true", help="all send one image")
+    parser.add_argument("--image-cache-bytes", type=int, default=512 << 20)
     parser.add_argument("--kind", choices=("PNG", "JPEG", "WEBP"), default="PNG")
     args = parser.parse_args()
-    pages = [page(number, args.kind) for number in range(args.requests)]
+    first, *rest = (page(number, args.kind) for number in range(2 if args.same else args.requests + 1))
+    pages = rest * args.requests if args.same else rest
     callbacks = Callbacks()
     with tempfile.TemporaryDirectory() as folder:
         model = write_seeing_model(Path(folder) / "model")
-        server = SeeingHarness(model, body_processes=args.body_processes, context_len=4096)
+        kept = args.image_cache_bytes
+        server = SeeingHarness(model, body_processes=args.body_processes, context_len=4096, image_cache_bytes=kept)
 
         def ask(url: str) -> float:
             content: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}}]
@@ -87,7 +91,7 @@ def main() -> int:
             return time.perf_counter() - began
 
         try:
-            ask(pages[0])
+            ask(first)
             callbacks.longest.clear()
             began = time.perf_counter()
             with ThreadPoolExecutor(args.requests) as pool:

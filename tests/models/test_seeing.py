@@ -210,6 +210,33 @@ def test_a_step_encodes_a_budget(model: tuple[Path, Any], tmp_path: Path, monkey
     assert sum(kept) <= max(64 * 4 * 12, *kept)
 
 
+def test_text_gets_a_token_with_each_tower_run(
+    model: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside two requests of 40 images in all, no step runs the tower for more than 8, and text decodes in each."""
+    folder, _ = model
+    core, prompts = make_core(folder), Prompts(folder, tmp_path / "files")
+    core.handle(msgspec.structs.replace(prompts.submit([TEXTS[0]], num=30), handle=0))
+    core.step()
+    images = [picture(28 + at % 5, 28, seed=at) for at in range(40)]
+    for handle, part in ((1, images[:30]), (2, images[30:])):
+        core.handle(msgspec.structs.replace(prompts.submit([*part, TEXTS[1]], num=2), handle=handle))
+    encoded: list[int] = []
+    launch = core.executor.launch
+
+    def noted(step: Any) -> None:
+        encoded.append(len(step.encode))
+        launch(step)
+
+    monkeypatch.setattr(core.executor, "launch", noted)
+    given_out = 0
+    while sum(encoded) < 40:
+        given_out += sum(len(delta.ids) for delta in core.step().deltas if delta.handle == 0)
+        assert given_out >= len(encoded) - 1
+    assert max(encoded) <= 8
+    assert len(encoded) >= 5
+
+
 def test_a_step_that_is_not_launched_encodes_nothing(
     model: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
