@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -150,16 +151,19 @@ class Talker:
         return Talk("Hm. " + self.sentence(), "", closes=False)
 
 
-def formats(tokenizer: Tokenizer) -> Iterator[tuple[str, FormatSpec, FormatSpec]]:
-    """Yield each tool format, with tools and without."""
+@cache
+def formats(tokenizer: Tokenizer) -> list[tuple[str, FormatSpec, FormatSpec]]:
+    """Return each tool format, with tools and without."""
     thinkers = {entry.name: entry for entry in entry_points(group="dovetail.reasoning_parsers.v1")}
     callers = {entry.name: entry for entry in entry_points(group="dovetail.tool_parsers.v1")}
+    found = []
     for name in sorted(TABLE.CALLS):
         thinker = thinkers.get(THINKERS.get(name, name), thinkers["qwen3"])
         if name == "beam":
             thinker = thinkers["gpt-oss"]
         spec = thinker.load()().spec(tokenizer, NoTemplate(), ParserRequest())
-        yield name, callers[name].load()().extend(spec, TABLE.TOOLS), spec
+        found.append((name, callers[name].load()().extend(spec, TABLE.TOOLS), spec))
+    return found
 
 
 def reply_of(name: str, spec: FormatSpec, talk: Talk) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import random
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -30,7 +31,13 @@ def bench() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("num", [4_000, pytest.param(20_000, marks=pytest.mark.full)])
+@cache
+def pairs() -> list[output_pairs.Pair]:
+    """All of them, in the vocabulary of bytes and markers; making them takes longer than most tests."""
+    return output_pairs.combinations(output_pairs.vocabulary())
+
+
+@pytest.mark.parametrize("num", [2_000, pytest.param(20_000, marks=pytest.mark.full)])
 def test_random_pairs(num: int) -> None:
     """Broken replies of two formats, markers cut anywhere, half characters: no mismatch, no error, no word lost."""
     assert next(output_pairs.mismatches(num, 7), None) is None
@@ -39,7 +46,7 @@ def test_random_pairs(num: int) -> None:
 def test_a_marker_that_is_read_twice_counts_twice() -> None:
     """Thinking is held behind what looks like a call, and read again when it is none, token or text."""
     vocabulary = output_pairs.vocabulary()
-    spec = next(p for p in output_pairs.combinations(vocabulary) if p.name == "apertus + cohere-command").spec
+    spec = next(p for p in pairs() if p.name == "apertus + cohere-command").spec
     text = "<|inner_prefix|>so<|START_ACTION|><|tool_call_begin|><|START_ACTION|>"
     text += '[{"tool_name": "find", "parameters": {}}]<|END_ACTION|>'
     as_text = output_pairs.outcome(output_pairs.Given(spec, None, None, "stop", False), [text])
@@ -60,7 +67,7 @@ def test_a_marker_that_is_read_twice_counts_twice() -> None:
 )
 def test_tokens_are_read_as_their_text(name: str, text: str) -> None:
     """What turned out to be no call is read once more, and what is a marker then is one as a token and as text."""
-    spec = next(p for p in output_pairs.combinations(output_pairs.vocabulary()) if p.name == name).specs[1]
+    spec = next(p for p in pairs() if p.name == name).specs[1]
     own = output_pairs.own_vocabulary(spec)
     ids = own.encode(text, add_special_tokens=False)
     assert len(ids) < len(text.encode())
@@ -73,14 +80,17 @@ def test_tokens_are_read_as_their_text(name: str, text: str) -> None:
     "word", ['"w0w', *(pytest.param(w, marks=pytest.mark.full) for w in ("w0w", " w0w", ">w0w", ' a="w0w"', "\nw0w"))]
 )
 def test_a_word_anywhere_in_a_call_is_kept(word: str) -> None:
-    """A word within a call, its tags and heads, too, stands in one part of the reply: the call, or content."""
-    for pair in output_pairs.combinations(output_pairs.vocabulary()):
+    """A word within a call, its tags and heads, too, stands in one part of the reply: the call, or content.
+
+    Every other place of a call is tried: the others in the format's next pair.
+    """
+    for number, pair in enumerate(pairs()):
         first, _, second = pair.name.partition(" + ")
         if first not in ("none", second, "derived") or (first == "none" and second not in TABLE.CALLS):
             continue
         call = pair.own[0] if first == "derived" else TABLE.CALLS.get(second, "")
         given = output_pairs.Given(pair.specs[1], None, None, "stop")
-        for at in range(len(call) + 1):
+        for at in range(number % 2, len(call) + 1, 2):
             text = call[:at] + word + call[at:]
             found = output_pairs.outcome(given, [text])
             assert output_pairs.lost(text, found, "stop", "") == [], text
@@ -89,12 +99,11 @@ def test_a_word_anywhere_in_a_call_is_kept(word: str) -> None:
 def test_the_pairs_hold_what_they_should() -> None:
     """A check of the check: enough of the texts think, and call tools, and the combinations are all there."""
     writer = output_pairs.Writer(random.Random(1))
-    pairs = output_pairs.combinations(output_pairs.vocabulary())
-    assert len(pairs) > 24 * 30
-    assert sum(pair.name.startswith("derived") for pair in pairs) > 15
+    assert len(pairs()) > 24 * 30
+    assert sum(pair.name.startswith("derived") for pair in pairs()) > 15
     thinking = calling = 0
     for number in range(800):
-        pair = pairs[number % len(pairs)]
+        pair = pairs()[number % len(pairs())]
         given = output_pairs.Given(pair.spec, None, None, "stop")
         reasoning, _, calls, _ = output_pairs.outcome(given, [writer.text(pair)])
         thinking += reasoning is not None

@@ -70,6 +70,7 @@ def plant(core: EngineCore, plain: dict[int, list[int]], rng: random.Random) -> 
     speculation._propose = lambda requests: [guess(request) for request in requests]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("asked", [ASKED, ASKED[:2] * 3], ids=["what a graph cannot draw", "temperature and filters"])
 def test_replies_are_those_without_drafts(
@@ -88,7 +89,7 @@ def test_replies_are_those_without_drafts(
         return Shares([(request, ids) for request, ids in shares if ids], rng.random() < 0.5)
 
     monkeypatch.setattr(Gain, "choose", choose)
-    for _ in range(4):
+    for _ in range(2):
         core = make_captured(folder, speculator="ngram", **settings)
         plant(core, plain, rng)
         replays, verified = watched(monkeypatch, PrefillGraphs), watched(monkeypatch, VerifyGraphs)

@@ -200,14 +200,12 @@ def test_every_json_route_refuses_what_is_no_proper_body(harness: Harness, path:
 
 
 @pytest.mark.parametrize("path", sorted(BODIES))
-@pytest.mark.parametrize(
-    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "é", "x" * 999]
-)
-def test_every_json_route_refuses_other_content_types(harness: Harness, path: str, kind: str) -> None:
+def test_every_json_route_refuses_other_content_types(harness: Harness, path: str) -> None:
     """What a page of another site may send without asking is not taken."""
     body = json.dumps(fill(next(iter(BODIES[path].values())), "tiny")).encode()
-    reply = harness.post(path, data=body, headers={"content-type": kind.encode("latin-1")})
-    assert reply.status_code == 415, reply.text
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "é", "x" * 999):
+        reply = harness.post(path, data=body, headers={"content-type": kind.encode("latin-1")})
+        assert reply.status_code == 415, (kind, reply.text)
     assert not harness.engine.submits
 
 

@@ -52,7 +52,8 @@ def wishes() -> Iterator[tuple[str, dict[str, Any], str]]:
     """A path, what is sent there, and what the reply says."""
     for place, what in (
         *((place, what) for place in ("open", "step", "close", "whole") for what in ("raise", "none", "text", "huge")),
-        *((place, what) for place in ("read", "init", "step") for what in SLOW),
+        *((place, "sleep") for place in ("read", "init", "step")),
+        ("read", "loop"),  # each takes 3 s of a core
         *((place, what) for place in ("read", "init", "step", "whole") for what in ("raise", "exit", "interrupt")),
     ):
         said = {
@@ -75,18 +76,16 @@ def test_none_of_it_holds_the_gateway_up(fleet: tuple[Served, list[Served]]) -> 
     front, servers = fleet
     with ThreadPoolExecutor(1) as pool:
         for path, body, said in wishes():
-            waits = []
-            asked = pool.submit(front.post, path, body)
+            asked, meanwhile = pool.submit(front.post, path, body), 0
             while not asked.done():
-                began = time.monotonic()
                 assert front.get("/livez").status_code == 200
-                waits.append(time.monotonic() - began)
-                time.sleep(0.02)
+                meanwhile += not asked.done()
+                time.sleep(0.05)
             reply = asked.result()
             assert reply.status_code == (200 if body.get("do", {}).keys() == {"close"} else 500), (body, reply.text)
             assert WHO in reply.text, body
             assert said in reply.text, body
-            assert max(waits, default=0.0) < 2.0, body
+            assert meanwhile > 1 or "did not end within" not in said, body
     assert front.post(SAY, {}).status_code == 200
     assert [each.process.poll() for each in (front, *servers)] == [None] * 3
 

@@ -17,7 +17,7 @@ import pytest
 
 from dovetail.distribution import DISTRIBUTION
 from dovetail.plugins import KINDS
-from dovetail_backends.kernels.triton import MADE, MIXTURES
+from dovetail_backends.kernels.triton import DRAWS, MADE, MIXTURES
 from dovetail_testing import Sample, check_class, conformance_class
 from dovetail_testing.conformance.base import Conformance
 from dovetail_testing.conformance.kernels_mixers import FOLDS
@@ -135,8 +135,8 @@ ATTRS: dict[tuple[str, str], dict[str, Any]] = {
         "rows": (0, 1, 2, 7, 17, 65),
         "few_rows": (0, 17),
         "many_rows": (),
-        "ops": tuple(op for op in MADE if op not in MIXTURES | FOLDS),
-    },  # interpreted; all: tests/layers/test_kernels.py
+        "ops": tuple(op for op in MADE if op not in MIXTURES | FOLDS | (DRAWS - {"draw"})),
+    },  # interpreted; all: tests/layers/test_kernels.py. Draws: tests/runtime/test_draw.py
     ("logits_processor", "no-repeat-ngram"): {
         "params": [{"size": 1}, {"size": 2}, {"size": 4, "prompt": False}, {"size": 16}],
         "wrong_params": [{}, {"size": 0}, {"size": 17}, {"size": "2"}, {"size": 2, "prompt": 1}],
