@@ -59,11 +59,11 @@ def new(rng: random.Random, num: int) -> list[int]:
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
 def test_the_next_turn_finds_the_reply(overlap: bool, folder: Path) -> None:
-    """Four turns: all but the new text and less than a step of the grid; tokens and their bits are those of a miss."""
+    """Three turns: all but the new text and less than a step of the grid; tokens and their bits are those of a miss."""
     rng, both = random.Random(1), {"overlap_on_cpu": overlap, "disable_overlap_schedule": not overlap}
     core, plain = (make_core(folder, fold_replies=folds, **both, **SETTINGS) for folds in (True, False))
     said: list[int] = []
-    for turn in range(4):
+    for turn in range(3):
         prompt = said + new(rng, 50 if turn else 100)
         reply, other = run(core, {turn: prompt})[turn], run(plain, {turn: prompt})[turn]
         [cold] = run(make_core(folder, **SETTINGS), {0: prompt}).values()

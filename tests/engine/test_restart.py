@@ -21,14 +21,14 @@ from dovetail_server.observe.observers import Observers
 SCRIPTED_AND_REAL = [False, pytest.param(True, marks=pytest.mark.full)]
 
 
-@pytest.mark.parametrize(("num", "max_tokens"), [(18, 60), pytest.param(64, 160, marks=pytest.mark.full)])
+@pytest.mark.parametrize(("num", "most", "max_tokens"), [(9, 7, 40), pytest.param(64, 16, 160, marks=pytest.mark.full)])
 def test_open_streams_go_on_through_a_kill_as_if_nothing_was(
-    num: int, max_tokens: int, caplog: pytest.LogCaptureFixture
+    num: int, most: int, max_tokens: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Streams of every sort, more than run at once, and a kill in the middle: bit for bit an undisturbed run."""
 
     async def main() -> None:
-        client = make_engine(dtype="float32", max_running_requests=16)
+        client = make_engine(dtype="float32", max_running_requests=most)
         await client.start()
         try:
             submits = mixed(num, max_tokens)

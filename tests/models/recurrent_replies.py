@@ -11,7 +11,7 @@ import pytest
 from dovetail.messages import SamplerParams, Submit, TokenDelta
 from dovetail_testing.engine import generate, serve, tokens
 
-LENGTHS = [63, 64, 65, 127, 128, 129, 1000, pytest.param(4097, marks=pytest.mark.full)]
+LENGTHS = [63, 64, 65, 129, 321, pytest.param(4097, marks=pytest.mark.full)]
 ON: dict[str, Any] = {"batch_invariant": True, "page_size": 4, "model_impl": "dovetail"}
 
 
