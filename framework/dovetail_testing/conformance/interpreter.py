@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -9,10 +11,13 @@ def round_to_nearest() -> None:
     """Have Triton's interpreter round float32 to the nearest bfloat16, as devices and torch do; it cuts bits off.
 
     A kernel that rounds where its meaning does would else be a last bit off at half of all numbers. Nor does it read
-    the smallest numbers of bfloat16 as they are.
+    the smallest numbers of bfloat16 as they are. The kit knows no Triton: without it, nothing is done.
     """
     import numpy as np
-    from triton.runtime import interpreter
+
+    if find_spec("triton") is None:
+        return
+    interpreter = import_module("triton.runtime.interpreter")
 
     builder: Any = interpreter.InterpreterBuilder
     tl, handle, cast = interpreter.tl, interpreter.TensorHandle, builder.cast_impl
