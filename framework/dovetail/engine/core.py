@@ -304,9 +304,7 @@ class EngineCore:
         request.max_tokens = min(message.params.max_tokens, room) if generates else 0
         if message.media:
             spans = isolated(message.media, message.cache_salt)
-            request.media = RequestMedia(
-                spans, message.prompt_ids, message.owner, is_cut=self._info.cuts_images
-            )
+            request.media = RequestMedia(spans, message.prompt_ids, message.owner, is_cut=self._info.cuts_images)
             request.ids[: request.num_prompt] = keyed(message.prompt_ids, spans, self._key_secret)
         self.scheduler.add(request)
         if self.grammars is not None:
