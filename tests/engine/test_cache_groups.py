@@ -9,6 +9,7 @@ import pytest
 from example_models import Example, prompt, run
 
 from dovetail.contracts.errors import ConfigError
+from dovetail.messages import SamplerParams, Submit
 
 LONG = prompt(200, 3)
 WINDOW = 24
@@ -168,3 +169,19 @@ def test_what_does_not_fit_ends_the_start(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("dovetail.runtime.checkpoint.weights.load_weights", lambda *_: pytest.fail("weights are read"))
     with pytest.raises(ConfigError, match=r"--max-total-tokens \d+ takes .* lower it"):
         make_engine(folder, max_total_tokens=1 << 40)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+def test_a_beginning_that_was_computed_early_is_gone_on_from(overlap: bool, folder: Path) -> None:
+    """Its last window is there: the request computes the rest alone, and its tokens are right."""
+    core = make_engine(folder, overlap_on_cpu=overlap, disable_overlap_schedule=not overlap, chunked_prefill_size=32)
+    lens: list[int] = []
+    launching = core.scheduler.launching
+    core.scheduler.launching = lambda plan: lens.append(plan.num_prefill_tokens) or launching(plan)
+    params = SamplerParams(max_tokens=1)
+    for handle, num in ((-1, 50), (-2, 99)):  # nobody hears of them
+        core.handle(Submit(rid="", handle=handle, prompt_ids=LONG[:num], params=params, prefill_only=True))
+    [tokens] = run(core, [LONG[:150]], 12)
+    assert tokens == right(folder, LONG[:150], tokens)
+    assert sum(lens) == 150
+    assert core.pages.num_used == 0

@@ -137,3 +137,20 @@ def test_folds_wait_while_a_crowd_does(folder: Path) -> None:
     core.scheduler.add = lambda request: added.append(request.prefill_only) or add(request)  # type: ignore
     run(core, {handle: new(random.Random(handle), 60) for handle in range(8)})
     assert 0 < sum(added) < 8
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+def test_a_beginning_that_was_computed_early_is_gone_on_from(overlap: bool, folder: Path) -> None:
+    """From the last step of the grid; tokens and their bits are those of a miss."""
+    core = make_core(folder, overlap_on_cpu=overlap, disable_overlap_schedule=not overlap, **SETTINGS)
+    prompt, first = new(random.Random(8), 300), SamplerParams(max_tokens=1)
+    for handle, num in ((1000, 100), (1001, 210)):
+        core.handle(Submit(rid="", handle=handle, prompt_ids=prompt[:num], params=first, prefill_only=True))
+        core.step()
+    core.handle(Submit(rid="", handle=1, prompt_ids=prompt, params=PARAMS))
+    found: list[TokenDelta] = []
+    while core.has_work:
+        found += [delta for delta in core.step().deltas if delta.handle == 1]
+    [cold] = run(make_core(folder, **SETTINGS), {1: prompt}).values()
+    assert seen(found) == seen(cold)
+    assert found[-1].cached_tokens == 210 // GRID * GRID
