@@ -65,7 +65,10 @@ def unpacked(data: bytes, known: Mapping[str, bytes]) -> bytes:
 
 
 class StoredImages:
-    """The tables `stored_images` and `image_uses`, as one kind of stored object uses them. All in its transactions."""
+    """The tables `stored_images` and `image_uses`, as one kind of stored object uses them, in its transactions.
+
+    `add` and `drop` come last in a transaction: they take a lock, and who holds it waits for no other row.
+    """
 
     def __init__(self, database: Database, kind: Kind, holders: sa.Table) -> None:
         """Wrap an open database; `holders` is the table of what has the images, whose key is `id`."""

@@ -160,9 +160,9 @@ class ConversationStore:
                 raise missing_item(item, conversation_id)
             [whole] = await self._images.restored(db, owner, [body])
             await db.execute(sa.delete(items).where(*where))
-            await self._images.drop(db, [conversation_id], item)
             smaller = sa.update(table).where(table.c.id == conversation_id).values(bytes=table.c.bytes - len(whole))
             await db.execute(smaller)
+            await self._images.drop(db, [conversation_id], item)
             return await self._row(db, owner, conversation_id)
 
     async def page(
@@ -206,16 +206,13 @@ class ConversationStore:
         if is_bounded:
             self._check_room(row, size, "items", len(named))
         first = row["next_no"]
+        stored = await asyncio.to_thread(lambda: [packed(body) for body in bodies])
         if named:
-            stored = await asyncio.to_thread(lambda: [packed(body) for body in bodies])
             values = [
                 {"conversation_id": conversation_id, "item_no": first + at, "id": item["id"], "body": body}
                 for at, (item, (body, _)) in enumerate(zip(named, stored, strict=True))
             ]
             await db.execute(sa.insert(items), values)
-            for item, (_, found) in zip(named, stored, strict=True):
-                if found:
-                    await self._images.add(db, owner, conversation_id, found, item["id"])
         grown = {
             "bytes": row["bytes"] + size,
             "next_no": first + len(named),
@@ -223,6 +220,9 @@ class ConversationStore:
         }
         await db.execute(sa.update(table).where(table.c.id == conversation_id).values(grown))
         await self._make_room(db, owner, conversation_id)
+        for item, (_, found) in zip(named, stored, strict=True):
+            if found:
+                await self._images.add(db, owner, conversation_id, found, item["id"])
         return named
 
     async def _taken(self, db: AsyncConnection, conversation_id: str, given: Sequence[str]) -> set[str]:
