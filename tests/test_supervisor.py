@@ -101,7 +101,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Supervisor:
 
 
 async def until(condition: object) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline
         await asyncio.sleep(0.001)

@@ -78,10 +78,10 @@ def running(gateway: Gateway, folder: Path, workers: list[Worker]) -> Iterator[s
     finally:
         process.terminate()
         try:
-            process.wait(20)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(20)
+            process.wait(60)
 
 
 def is_up(base: str) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from playwright.sync_api import ConsoleMessage, Locator, Page, Request
 
-TIMEOUT_MS = 20_000
+TIMEOUT_MS = 60_000
 LOOKS = [(1280, "light"), (390, "dark")]
 """Widths of the window, and colours."""
 

@@ -264,10 +264,10 @@ def test_a_stuck_collector_costs_spans_and_nothing_else(monkeypatch: pytest.Monk
     assert not stuck.num
     closing = threading.Thread(target=close, args=(provider,))
     closing.start()
-    closing.join(20)
+    closing.join(60)
     assert not closing.is_alive()
     stuck.may.set()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while stuck.num < 600 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert 600 <= stuck.num <= 600 + 512

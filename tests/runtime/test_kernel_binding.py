@@ -63,9 +63,9 @@ def test_equal_places_share_a_kernel() -> None:
     some = Some("rms_norm", 1.0)
     bound = binder(some)
     context = BuildContext(device=torch.device("cpu"), dtype=torch.float32, factory=PLAIN, kernels=bound)
-    began = time.perf_counter()
+    began = time.thread_time()
     layers = [RMSNorm(8, 1e-6, context) for _ in range(80)]
-    assert time.perf_counter() - began < 0.2
+    assert time.thread_time() - began < 0.2
     assert some.made == 1
     assert len({id(layer._normed.norm) for layer in layers}) == 1
 

@@ -100,9 +100,9 @@ def test_only_what_stands_in_front_differs(path: str) -> None:
 def test_a_long_path_costs_what_its_length_does() -> None:
     """Sixty-four kilobytes of any piece, which is the most that a connection takes, are read in a moment."""
     for piece in ("/v1", "/", "/openai", "/openai/deployments/x", "/models", "/v1/models/", "//a"):
-        began = time.perf_counter()
+        began = time.thread_time()
         ALL.meant_by(piece * (65536 // len(piece)))
-        assert time.perf_counter() - began < 0.1, piece
+        assert time.thread_time() - began < 0.1, piece
 
 
 def admin_routes() -> list[tuple[str, str]]:
@@ -177,9 +177,9 @@ def test_addresses_are_served(harness: Harness) -> None:
 def test_below_a_proxys_prefix(make_harness: Any) -> None:
     """The prefix goes first, whether or not the proxy takes it off; Anthropic's words are those of its route there."""
     harness: Harness = make_harness(root_path="/llm")
-    began = time.perf_counter()
+    began = time.process_time()  # the server is in this process
     assert ask(harness.port, "GET", "/llm" * 15_000 + "/v1/models")[0] == 200
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
     for path in ("/llm/v1/models", "/v1/models", "/llm/models", "/llm//v1/models", "/llm/llm/v1/v1/models"):
         assert ask(harness.port, "GET", path)[0] == 200, path
     for path in ("/llmv1/models", "/v1/llm/models"):

@@ -207,7 +207,7 @@ def test_processes_end_with_the_gateway(tmp_path: Path, light: None) -> None:
     finally:
         running.process.kill()
         running.process.wait()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while any(is_running(pid) for pid in children):
         assert time.monotonic() < deadline
         time.sleep(0.1)

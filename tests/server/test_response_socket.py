@@ -271,13 +271,13 @@ def test_it_ends_with_the_server(make_harness: Callable[..., Harness]) -> None:
         busy.recv(timeout=60)
         server.loop.call_soon_threadsafe(server.server._begin_drain)
         with pytest.raises(ConnectionClosed) as closed:
-            idle.recv(timeout=10)
+            idle.recv(timeout=60)
         assert closed.value.rcvd is not None
         assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1001, "draining")
         assert received(busy)[-1]["type"] == "response.completed"
         with pytest.raises(ConnectionClosed):
-            busy.recv(timeout=10)
-    server.thread.join(20)
+            busy.recv(timeout=60)
+    server.thread.join(60)
     assert not server.thread.is_alive()
 
 

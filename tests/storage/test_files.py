@@ -230,7 +230,7 @@ def test_expiry(api: Api) -> None:
         assert await service.files.find(file["id"], "") is None
         await service.files.sweep()  # the server's own may come first, and still be removing the bytes
 
-    asyncio.run_coroutine_threadsafe(age(), api.harness.loop).result(10)
+    asyncio.run_coroutine_threadsafe(age(), api.harness.loop).result(60)
     assert api.harness.get(f"/v1/files/{file['id']}").status_code == 404
     folder = Path(api.harness.settings.file_storage_path) / "files"
     api.harness.eventually(lambda: not list(folder.iterdir()))

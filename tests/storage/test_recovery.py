@@ -223,7 +223,7 @@ def test_an_expired_batch_keeps_what_is_done(api: Api) -> None:
         async with api.harness.state.storage._service.database.write() as db:
             await db.execute(sa.update(batches).values(expires_at=int(time.time()) - 1))
 
-    asyncio.run_coroutine_threadsafe(age(), api.harness.loop).result(10)
+    asyncio.run_coroutine_threadsafe(age(), api.harness.loop).result(60)
     batch = api.wait(batch_id)
     assert batch["status"] == "expired"
     assert batch["expired_at"]

@@ -203,9 +203,9 @@ def test_merges_of_a_large_vocabulary_take_seconds() -> None:
     pieces = list(
         dict.fromkeys([*letters, *("".join(rng.choices(letters, k=rng.randint(2, 9))) for _ in range(256_000))])
     )
-    started = time.perf_counter()
+    started = time.process_time()
     merges = merges_of({piece: index for index, piece in enumerate(pieces)}, [-index for index in range(len(pieces))])
-    assert time.perf_counter() - started < 20
+    assert time.process_time() - started < 20
     assert len(merges) > 1000
 
 
