@@ -47,19 +47,18 @@ def test_the_table_is_walked_whole() -> None:
     assert len(tried & SENT.keys()) > 90
 
 
-@pytest.mark.parametrize(
-    ("sender", "name", "value", "wanted"), ROWS, ids=[f"{row[0]}: {row[1]}-{at}" for at, row in enumerate(ROWS)]
-)
-def test_a_field_means_what_is_written(running: Harness, sender: str, name: str, value: Any, wanted: Any) -> None:
+@pytest.mark.parametrize("sender", sorted({row[0] for row in ROWS}))
+def test_a_field_means_what_is_written(running: Harness, sender: str) -> None:
     """What the engine gets is what our own fields make; a refusal says why, and hints at nothing else."""
-    if isinstance(wanted, str):
-        reply = running.post(CHAT, {"messages": USER, name: value})
-        error = error_of(reply)
-        assert reply.status_code == 400
-        assert wanted in error["message"]
-        assert "did you mean" not in error["message"]
-        return
-    assert asked(running, {name: value}) == asked(running, wanted)
+    for name, value, wanted in (row[1:] for row in ROWS if row[0] == sender):
+        if isinstance(wanted, str):
+            reply = running.post(CHAT, {"messages": USER, name: value})
+            error = error_of(reply)
+            assert reply.status_code == 400, (name, value)
+            assert wanted in error["message"], (name, value)
+            assert "did you mean" not in error["message"], (name, value)
+        else:
+            assert asked(running, {name: value}) == asked(running, wanted), (name, value)
 
 
 def test_what_means_nothing_is_dropped_and_the_rest_refused(running: Harness) -> None:
