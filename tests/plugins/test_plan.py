@@ -139,7 +139,7 @@ def test_select_hook_goes_first(registry: Registry) -> None:
     """The hook's answer heads the candidates, even one that takes no part in `auto` by itself."""
 
     def select(kind: str, facts: Mapping[str, str]) -> str | None:
-        assert facts == {"device": "cuda", "architecture": "", "quantization": ""}
+        assert facts == {"device": "cuda", "architecture": "", "quantization": "", "vision": ""}
         return "acme-quiet" if kind == "attention_backend" else None
 
     plan = make_plan(registry, attention_backend="auto", device="cuda", select=select)

@@ -213,7 +213,7 @@ def dovetail_select(kind: str, facts: Mapping[str, str], settings: Any) -> str |
 
     Args:
         kind: `attention_backend`, `reasoning_parser`, ….
-        facts: What is known: `device`, `architecture`.
+        facts: What is known: `device`, `architecture`, `quantization`, `vision`; "" where one is not.
         settings: An instance of what `dovetail_settings` returned, or None.
 
     Returns:
