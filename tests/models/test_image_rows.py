@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from image_references import INTERNVL_CONFIG, INTERNVL_PREPROCESSOR, PIXTRAL_CONFIG, PIXTRAL_PREPROCESSOR
-from seeing import ODD, Prompts, make_vl, picture, processed
+from seeing import ODD, Prompts, make_vl, picture, processed, reference
 
 from dovetail.contracts.errors import ModelError, RequestError
 from dovetail_models.internvl_images import InternVLImages
 from dovetail_models.pixtral_images import PixtralImages
-from dovetail_testing.engine import make_core
+from dovetail_testing.engine import make_core, serve, tokens
 
 IMG, BREAK, END = 10, 12, 13
 
@@ -100,3 +100,14 @@ def test_the_larger_tower_is_transformers(tmp_path: Path, vision: dict[str, Any]
         wanted = theirs.get_image_features(**processed(theirs, [image])).pooler_output.flatten(0, 1)
         found = core.executor.runner.model.encode(arrays)[0]  # type: ignore[attr-defined]
         assert (found - wanted).abs().max() < 2e-5 * wanted.abs().max()
+
+
+def test_ministral_is_transformers(tmp_path: Path) -> None:
+    """Mistral 3's tower before a decoder whose queries grow with their positions, across breaks and chunks."""
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+    rope |= {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}
+    theirs = make_vl(tmp_path / "model", "mistral3", model_type="ministral3", rope_parameters=rope)
+    parts: list[Any] = [[3, 9, 14], picture(57, 91), [5, 6], picture(143, 143, 1), [7]]
+    submit = Prompts(tmp_path / "model", tmp_path / "files").submit(parts)
+    [found] = serve(tmp_path / "model", [submit], page_size=4, chunked_prefill_size=9)
+    assert tokens(found) == reference(theirs, parts, submit)
