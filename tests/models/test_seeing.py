@@ -218,7 +218,8 @@ def test_text_gets_a_token_with_each_tower_run(
     core, prompts = make_core(folder), Prompts(folder, tmp_path / "files")
     core.handle(msgspec.structs.replace(prompts.submit([TEXTS[0]], num=30), handle=0))
     core.step()
-    most = min(30, 900 // len(prompts.submit([picture(28, 28), TEXTS[1]]).prompt_ids))  # the context has room for so many
+    an_image = len(prompts.submit([picture(28, 28), TEXTS[1]]).prompt_ids)
+    most = min(30, 900 // an_image)  # the context has room for so many
     images = [picture(28 + at % 5, 28, seed=at) for at in range(most + 10)]
     for handle, part in ((1, images[:most]), (2, images[most:])):
         core.handle(msgspec.structs.replace(prompts.submit([*part, TEXTS[1]], num=2), handle=handle))
