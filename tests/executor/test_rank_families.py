@@ -27,6 +27,7 @@ SPARSE = sorted(
         "granitemoe",
         "jamba",
         "kimi_linear",
+        "bailing_hybrid",
         "granitemoehybrid",
         "lfm2_moe",
         "llama4_text",

@@ -18,9 +18,9 @@ NAMES = ("x", "b", "f", "a_log", "dt_bias", "rows", "starts", "pieces", "table",
 DECAYS = ("trained", "none", "huge", "one number and token of many")
 
 
-def kernel(which: str) -> Any:
+def kernel(which: str, bound: float = 0.0) -> Any:
     """The operation at these widths, in torch or in Triton."""
-    ask = make_ask("kda_prefill", device_of(CPU).view, "float32", {"G": HEADS, "D": DIM, "W": WIDTH}, {})
+    ask = make_ask("kda_prefill", device_of(CPU).view, "float32", {"G": HEADS, "D": DIM, "W": WIDTH}, {"bound": bound})
     if which == "torch":
         return meaning(ask)
     pytest.importorskip("triton")
@@ -49,14 +49,15 @@ def operands(num: int, decays: str, requests: MixerRequests) -> list[Any]:
     return [x, draw(num, HEADS), f, numbers[0].a_log, numbers[1].dt_bias, *requests.plan(), *states]
 
 
-def by_definition(given: dict[str, Any], own: slice, state: Tensor) -> tuple[Tensor, Tensor]:
+def by_definition(given: dict[str, Any], own: slice, state: Tensor, bound: float) -> tuple[Tensor, Tensor]:
     """Fold a request's tokens one by one: what they read `[n, G, W]`, and the state."""
     x, b, f = (given[name][own].double() for name in "xbf")
     q, k, v = x.split([HEADS * DIM, HEADS * DIM, HEADS * WIDTH], 1)
     q, k = (one.view(-1, HEADS, DIM) for one in (q, k))
     q, k = (one / (one.square().sum(-1, keepdim=True) + 1e-6).sqrt() for one in (q, k))
-    steps = torch.nn.functional.softplus(f + given["dt_bias"].double().view(HEADS, DIM))
-    decay, state, reads = (-given["a_log"].double().exp()[:, None] * steps).exp(), state.double(), []
+    steps, factor = f + given["dt_bias"].double().view(HEADS, DIM), given["a_log"].double().exp()[:, None]
+    decay = bound * (factor * steps).sigmoid() if bound else -factor * torch.nn.functional.softplus(steps)
+    decay, state, reads = decay.exp(), state.double(), []
     for at, value in enumerate(v.view(-1, HEADS, WIDTH)):
         state = state * decay[at, :, :, None]
         change = b[at].sigmoid()[:, None] * (value - torch.einsum("gd,gdw->gw", k[at], state))
@@ -71,22 +72,23 @@ def error(found: Tensor, want: Tensor) -> float:
 
 
 @pytest.mark.parametrize(
-    ("which", "decays"),
-    [*(("torch", decays) for decays in DECAYS), ("triton", DECAYS[-1]),
-     *(pytest.param("triton", decays, marks=pytest.mark.full) for decays in DECAYS[:-1])],
+    ("which", "decays", "bound"),
+    [*(("torch", decays, 0.0) for decays in DECAYS), ("torch", "trained", -5.0), ("triton", DECAYS[-1], 0.0),
+     *(pytest.param("triton", decays, 0.0, marks=pytest.mark.full) for decays in DECAYS[:-1]),
+     pytest.param("triton", DECAYS[-1], -5.0, marks=pytest.mark.full)],
 )  # fmt: skip
-def test_pieces_are_folded_as_defined(which: str, decays: str) -> None:
+def test_pieces_are_folded_as_defined(which: str, decays: str, bound: float) -> None:
     """Two requests, one begun within a piece: what tokens read, states, and the copy behind a piece."""
     requests = MixerRequests([70, 30], [0, 50], CPU, 4)
     given = operands(100, decays, requests)
     by_name, before = dict(zip(NAMES, given, strict=True)), given[-2].clone()
-    found = kernel(which)(*given)
+    found = kernel(which, bound)(*given)
     for own, row in ((slice(0, 70), 3), (slice(70, 100), 2)):
-        read, state = by_definition(by_name, own, before[row])
+        read, state = by_definition(by_name, own, before[row], bound)
         assert error(found[own], read) < 1e-5
         assert error(by_name["state"][row], state) < 1e-5
     assert requests.saves.tolist()[:2] == [1, -1]
-    assert error(by_name["copies"][1], by_definition(by_name, slice(0, 64), before[3])[1]) < 1e-5
+    assert error(by_name["copies"][1], by_definition(by_name, slice(0, 64), before[3], bound)[1]) < 1e-5
     assert torch.equal(by_name["state"][:2], before[:2])
 
 

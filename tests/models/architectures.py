@@ -59,7 +59,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("blenderbot", "plbart", "whisper"), ENCODED),
     **dict.fromkeys(("axk1", "axk2", "sarvam_mla"), DEEPSEEK),
     **dict.fromkeys(("kolibri1", "hy_v4", "inkling_text"), EXPERTS),
-    "bailing_hybrid": {**DEEPSEEK, "num_hidden_layers": 4, "layer_group_size": 2},
     "codegen": {"rotary_dim": 8, "n_head": 4, "n_embd": 64, "n_layer": 2, "n_positions": 256},
     "cohere_compass_text": {"num_hidden_layers": 4, "layer_types": TURNS}
     | {"rope_parameters": {"full_attention": PLAIN_ROPE, "sliding_attention": PLAIN_ROPE}},

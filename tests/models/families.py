@@ -98,6 +98,9 @@ DECODERS: dict[str, dict[str, Any]] = {
     "kimi_linear": {key: value for key, value in DEEPSEEK.items() if key != "n_routed_experts"}
     | {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2, "num_local_experts": 8}
     | {"linear_num_heads": 4, "linear_head_dim": 16, "n_group": 1, "topk_group": 1},
+    "bailing_hybrid": {key: value for key, value in DEEPSEEK.items() if key not in ("n_routed_experts", "q_lora_rank")}
+    | {"num_hidden_layers": 4, "layer_group_size": 2, "head_dim": 16, "num_local_experts": 8}
+    | {"n_group": 1, "topk_group": 1, "initializer_range": 0.08},
     "mamba": {"state_size": 8},
     "falcon_mamba": {"state_size": 8},
     "jamba": {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2}
@@ -128,7 +131,7 @@ mistral mixtral qwen2_moe qwen3_moe olmoe minimax_m2 glm4_moe cohere2 deepseek_v
 ernie4_5_moe exaone4 gemma2 gemma3_text gemma4_text glm4 glm4_moe_lite gpt_oss granite granitemoe hunyuan_v1_dense
 ministral3 olmo2 olmo3 phi3 seed_oss smollm3 stablelm starcoder2 llama4_text qwen3_next qwen3_5_text qwen3_5_moe_text
 granitemoehybrid bamba falcon_h1 nemotron_h lfm2 lfm2_moe
-olmo_hybrid mamba2 mamba falcon_mamba jamba kimi_linear
+olmo_hybrid mamba2 mamba falcon_mamba jamba kimi_linear bailing_hybrid
 """
 OWN = FAMILIES.split()
 """Families with a plugin of their own, besides Llama, Qwen2 and Qwen3."""

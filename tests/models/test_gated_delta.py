@@ -1,4 +1,4 @@
-"""Qwen3-Next, Qwen3.5, OLMo Hybrid and Kimi-Linear with weak decays.
+"""Qwen3-Next, Qwen3.5, OLMo Hybrid, Kimi-Linear and Ling with weak decays.
 
 They have transformers' logits, and with `--batch-invariant` the same bits however a reply came.
 """
@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from dovetail.contracts.errors import ModelError
 from dovetail.messages import SamplerParams, Submit
 from dovetail_models.kimi_linear import KimiLinear
+from dovetail_models.ling import Ling
 from dovetail_testing.engine import generate, serve
 
 PERTURBED: list[dict[str, Any]] = [
@@ -71,6 +72,37 @@ def test_kimi_linear_is_transformers(changes: dict[str, Any], tmp_path: Path) ->
         check_logits(tmp_path, model, chunk=chunk, model_impl="dovetail")
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{},
+     {"head_dim": 20, "short_conv_kernel_size": 3, "kda_safe_gate": False, "num_attention_heads": 3, "v_head_dim": 24,
+      "num_key_value_heads": 3},
+     {"n_group": 4, "topk_group": 2, "norm_topk_prob": False, "kda_lower_bound": -2.5, "rope_theta": 1e3},
+     {"layer_types": ["full_attention", "linear_attention", "linear_attention"], "num_hidden_layers": 3,
+      "mlp_layer_types": ["dense", "dense", "sparse"], "n_shared_experts": 2, "rms_norm_eps": 1e-3}],
+    ids=["plain", "odd widths, no bound", "groups of experts", "attention first"],
+)  # fmt: skip
+def test_ling_is_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Decays with a bound, made of the stream, and latent attention that rotates and weighs its heads."""
+    model = make_delta(tmp_path, "bailing_hybrid", **changes)
+    for chunk in (100, 33):
+        check_logits(tmp_path, model, chunk=chunk, model_impl="dovetail")
+
+
+def test_ling_in_the_hub_s_words_is_the_same() -> None:
+    """Its `head_dim` is that of the layers with states; what is not said is as transformers has it."""
+    made, names = config_of("bailing_hybrid").to_dict(), {"architectures": ["BailingHybridForCausalLM"]}
+    own = ("layer_types", "mlp_layer_types", "linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+    hub = {key: value for key, value in made.items() if key not in own} | names | {"head_dim": 16}
+    assert Ling.config_from_hf(hub) == Ling.config_from_hf({**made, **names})
+    left_out = ("kda_safe_gate", "kda_lower_bound", "short_conv_kernel_size", "rope_parameters", "rope_theta")
+    assert Ling.config_from_hf({key: value for key, value in hub.items() if key not in left_out}) == (
+        Ling.config_from_hf(hub)
+    )
+    with pytest.raises(ModelError, match=r"kda_lower_bound is 0\.0; possible: numbers below 0"):
+        Ling.config_from_hf({**hub, "kda_lower_bound": 0})
+
+
 def test_kimi_linear_in_the_hub_s_words_is_the_same() -> None:
     """Layers counted from one, and sizes, in a mapping of their own; second names of keys."""
     made = config_of("kimi_linear").to_dict()
@@ -91,7 +123,7 @@ def test_kimi_linear_in_the_hub_s_words_is_the_same() -> None:
         KimiLinear.config_from_hf({**hub, **names, "mla_use_nope": False})
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "kimi_linear"])
+@pytest.mark.parametrize("kind", [*KINDS, "kimi_linear", "bailing_hybrid"])
 def test_schedules_give_transformers_tokens(kind: str, tmp_path: Path) -> None:
     """Requests that hit cached states, and that are retracted."""
     outcome = check_schedules(tmp_path, make_delta(tmp_path, kind), model_impl="dovetail")

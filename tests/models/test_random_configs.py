@@ -53,7 +53,9 @@ def random_changes(kind: str, rng: random.Random) -> dict[str, Any]:
             "kv_lora_rank": 4 * rng.randrange(3, 10),
             "q_lora_rank": rng.choice([None, 20, 36] if kind != "deepseek_v32" else [20, 36]),
         }
-        experts = "num_local_experts" if kind == "kimi_linear" else "n_routed_experts"
+        experts = "num_local_experts" if kind in ("kimi_linear", "bailing_hybrid") else "n_routed_experts"
+        if kind == "bailing_hybrid":
+            changes["q_lora_rank"] = None
         changes |= {experts: groups * rng.choice([3, 4, 5]), "n_group": groups, "topk_group": groups}
     types = known.get("layer_types") or ()
     if types and set(types) <= set(TURNS) and known.get("sliding_window"):

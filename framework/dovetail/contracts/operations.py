@@ -335,6 +335,7 @@ OPS: Mapping[str, Operation] = {
             f"{_PIECES}, state [S, G, D, W] kept, copies [M, G, D, W] kept -> [T, G, W]",
             ("G", "D", "W"),
             f"{_KDA}:kda_prefill",
+            options=("bound",),
             changes=frozenset({"state", "copies"}),
             invariant_meaning=f"{_KDA}:kda_prefill_by_token",
             reads_host=True,
@@ -345,6 +346,7 @@ OPS: Mapping[str, Operation] = {
             "a_log [G] float32, dt_bias [G D] float32, conv [S, K, P], state [S, G, D, W] kept -> [T, G, W]",
             ("G", "D", "W", "K"),
             f"{_KDA}:kda_decode",
+            options=("bound",),
             changes=frozenset({"conv", "state"}),
         ),
         Operation(

@@ -50,7 +50,7 @@ def places(op: str) -> Sequence[dict[str, int]] | None:
         return SCANS
     if op.startswith("kda_"):
         letters = "GDW" if op.endswith("_prefill") else "GDWK"
-        return [{letter: shape[letter] for letter in letters} for shape in SHAPES]
+        return [{letter: shape[letter] for letter in letters} for shape in (SHAPES[2], SHAPES[1])]
     if op in FOLDS:
         return [shape if not op.endswith("_prefill") else _without_taps(shape) for shape in SHAPES]
     return {"gated_rms_norm": NORMS, "gated_group_norm": GROUPS, "sigmoid_gate": GATES}.get(op)
@@ -60,6 +60,8 @@ def options(op: str) -> Sequence[dict[str, Any]]:
     """Return the options of such an operation that are tried."""
     if op.startswith("gdn_"):
         return {"rate": 1.0}, {"rate": 2.0}
+    if op.startswith("kda_"):
+        return {"bound": 0.0}, {"bound": -5.0}
     if op == "gated_rms_norm":
         return {"act": "silu"}, {"act": "sigmoid"}
     if op.startswith("short_conv"):

@@ -17,6 +17,7 @@ YARN |= {"original_max_position_embeddings": 4096, "rope_theta": 150000.0}
 GROUPS: dict[str, Any] = {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5}
 
 ABSENT: dict[str, dict[str, Any]] = {
+    "BailingHybridForCausalLM": {"topk_group": 4, "routed_scaling_factor": 2.5, "rope_theta": 6000000.0},
     "Cohere2ForCausalLM": WINDOW,
     "DeepseekV3ForCausalLM": GROUPS,
     "DeepseekV32ForCausalLM": GROUPS,

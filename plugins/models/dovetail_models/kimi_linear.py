@@ -8,7 +8,7 @@ T tokens, G heads of width D, K taps of a convolution over P = 3 G D channels.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -55,11 +55,15 @@ class KimiShape(NamedTuple):
         heads: G.
         dim: D.
         taps: K.
+        bound: What decays are bounded by in log space; 0: by nothing.
+        is_narrow: Whether decays and gates of the output are products of D numbers a token each, or of the stream.
     """
 
     heads: int
     dim: int
     taps: int
+    bound: float = 0.0
+    is_narrow: bool = True
 
     def spec(self, index: int) -> LayerSpec:
         """Return the layer as data."""
@@ -71,11 +75,8 @@ class KimiShape(NamedTuple):
     def numel(self, hidden: int) -> int:
         """Count a layer's weights."""
         inner = self.heads * self.dim
-        return (
-            hidden * (4 * inner + self.heads + 2 * self.dim)
-            + inner * (2 * self.dim + 3 * self.taps + 1)
-            + (self.heads + self.dim)
-        )
+        made = 2 * self.dim * (hidden + inner) if self.is_narrow else 2 * hidden * inner
+        return made + hidden * (4 * inner + self.heads) + inner * (3 * self.taps + 1) + self.heads + self.dim
 
 
 class HeadDecays(HeadNumbers):
@@ -104,12 +105,13 @@ class KimiDelta(Mixer):
         self.dim, parts = dim, tuple(Part(name, inner, dim) for name in "qkv")
         self.qkv = ctx.linear("qkv", hidden, parts, shard="out")
         self.conv = ConvTaps(shape.taps, parts, ctx.at("conv"))
-        self.narrow = ctx.linear("narrow", hidden, (Part("f", dim), Part("g", dim)))
+        self.narrow = ctx.linear("narrow", hidden, (Part("f", dim), Part("g", dim))) if shape.is_narrow else None
+        source = dim if shape.is_narrow else hidden
         self.decay, self.gate = (
-            ctx.linear(name, dim, (Part("", inner, dim),), shard="out") for name in ("decay", "gate")
+            ctx.linear(name, source, (Part("", inner, dim),), shard="out") for name in ("decay", "gate")
         )
         self.rate = ctx.linear("rate", hidden, shape.heads, shard="out")
-        self.a_log = HeadDecays(shape.heads, 1, ctx.at("a_log"))
+        self.a_log = (HeadDecays if shape.is_narrow else HeadNumbers)(shape.heads, 1, ctx.at("a_log"))
         self.dt_bias = HeadNumbers(inner, dim, ctx.at("dt_bias"))
         heads = shape.heads // ctx.parallel.size
         self.norm = GatedRMSNorm(heads, dim, config.norm_eps, ctx, act="sigmoid")
@@ -117,8 +119,8 @@ class KimiDelta(Mixer):
         dims = {"G": heads, "D": dim, "W": dim}
         self._conv = ctx.operation("conv_qkv", **dims, J=1, K=shape.taps)
         self._prefill, self._decode = (
-            ctx.operation("kda_prefill", **dims),
-            ctx.operation("kda_decode", **dims, K=shape.taps),
+            ctx.operation("kda_prefill", **dims, bound=shape.bound),
+            ctx.operation("kda_decode", **dims, K=shape.taps, bound=shape.bound),
         )
 
     def forward(
@@ -133,7 +135,9 @@ class KimiDelta(Mixer):
     ) -> Tensor | Stream:
         """Map `[T, H]` to `[T, H]`; `pieces` are the step's, the rest is as for a `Linear`."""
         normed = norm(x.total())
-        f, g = (one.contiguous() for one in torch.chunk(self.narrow(normed), 2, 1))
+        f = g = normed
+        if self.narrow is not None:
+            f, g = (one.contiguous() for one in torch.chunk(self.narrow(normed), 2, 1))
         q, k, v = self.qkv(normed).view(len(normed), 3, -1, self.dim).unbind(1)
         decay, gate = (made.view(len(normed), -1, self.dim) for made in (self.decay(f), self.gate(g)))
         read = self.mix((q, k, v, self.rate(normed), decay), batch, pieces)
@@ -164,6 +168,31 @@ class KimiDecoder(FoldingDecoder, LatentDecoder):
         return super().attention(config, index, ctx)
 
 
+def with_delta(config: ModelConfig, types: Sequence[str], shape: KimiShape) -> ModelConfig:
+    """Put such layers in the place of those that attend, where `types` says so."""
+    # What `latent_config` counts of a layer, without its norms, goes where another kind stands in its place.
+    hidden, num = config.hidden_size, config.num_params or 0
+    tables = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
+    each = (num - tables - hidden) // config.num_layers - 2 * hidden
+    specs = [
+        shape.spec(spec.index) if kind == LINEAR else spec for spec, kind in zip(config.layers, types, strict=True)
+    ]
+    total = num + types.count(LINEAR) * (shape.numel(hidden) - each)
+    return replace(config, layers=tuple(specs), num_params=total, extra={**config.extra, "delta": shape})
+
+
+def checked(types: Iterable[str], num: int) -> list[str]:
+    """Return the types of so many layers.
+
+    Raises:
+        ModelError: There are more or fewer, or one is of another type than these two.
+    """
+    found = list(types)
+    if len(found) != num or not set(found) <= {LINEAR, FULL}:
+        raise ModelError(f"config.json: layer_types is {found}; possible: {num} of {LINEAR} and {FULL}")
+    return found
+
+
 class KimiLinear(ExpertModel):
     """Serves `KimiLinearForCausalLM`."""
 
@@ -182,19 +211,9 @@ class KimiLinear(ExpertModel):
         changed = {"layer_types": None, **dict.fromkeys(UNREAD), **{k: v for k, v in found.items() if v is not None}}
         given: Any = ChainMap(changed, cast("MutableMapping[str, Any]", hf))
         given = with_missing(given, first_k_dense_replace=1, n_shared_experts=1)
-        config, types = latent_config(given), cls._types(hf)
-        num, hidden = config.num_layers, config.hidden_size
-        config = without_rope(config, [True] * num)
-        # What `latent_config` counts of a layer, without its norms, goes where another kind stands in its place.
-        tables = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
-        each = ((config.num_params or 0) - tables - hidden) // num - 2 * hidden
-        shape = cls._shape(hf)
-        specs = [
-            shape.spec(spec.index) if kind == LINEAR else spec for spec, kind in zip(config.layers, types, strict=True)
-        ]
-        total = (config.num_params or 0) + types.count(LINEAR) * (shape.numel(hidden) - each)
-        config = replace(config, layers=tuple(specs), num_params=total, extra={**config.extra, "delta": shape})
-        return add_experts(config, given, sigmoid_routing(given))
+        config = latent_config(given)
+        config = without_rope(config, [True] * config.num_layers)
+        return add_experts(with_delta(config, cls._types(hf), cls._shape(hf)), given, sigmoid_routing(given))
 
     @staticmethod
     def _shape(hf: Mapping[str, Any]) -> KimiShape:
@@ -218,10 +237,7 @@ class KimiLinear(ExpertModel):
         own.get("kda_layers")  # all others
         if types is None and full is not None:
             types = [FULL if index + 1 in full else LINEAR for index in range(num)]
-        found = list(types or (FULL if index and index % 4 == 0 else LINEAR for index in range(num)))
-        if len(found) != num or not set(found) <= {LINEAR, FULL}:
-            raise ModelError(f"config.json: layer_types is {found}; possible: {num} of {LINEAR} and {FULL}")
-        return found
+        return checked(types or (FULL if index and index % 4 == 0 else LINEAR for index in range(num)), num)
 
     @classmethod
     def weight_map(cls, config: ModelConfig) -> Sequence[WeightRule]:

@@ -56,6 +56,7 @@ class LatentAttention(nn.Module):
         v_dim: Width of a head's values.
         q_rank: Width of the latent row of queries; None: they are made of the stream in one product.
         bias: On the products that make latent rows, and the output.
+        gate: Whether a token weighs what each of its heads finds.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class LatentAttention(nn.Module):
         v_dim: int,
         q_rank: int | None = None,
         bias: bool = False,
+        gate: bool = False,
     ) -> None:
         super().__init__()
         spec, hidden = config.layer(index), config.hidden_size
@@ -84,6 +86,7 @@ class LatentAttention(nn.Module):
         self.kv_a_norm = RMSNorm(self.rank, EPS, ctx)
         self.kv_b = LatentHeads(ctx.at("kv_b"), self.rank, heads, nope, v_dim)
         self.out = ctx.linear("out", heads * v_dim, hidden, bias=bias, shard="in")
+        self.gate = ctx.linear("gate", hidden, heads, shard="out") if gate else None
         self.layer = AttentionLayer.of(spec, ctx.parallel.size)
         self._latent_rows = ctx.operation("latent_rows", R=self.rank, D=self.rope)
 
@@ -105,6 +108,8 @@ class LatentAttention(nn.Module):
         queries, row = self._latent_rows(q, self.kv_a(x), self.kv_a_norm.weight, self.kv_a_norm.eps, *rope)
         values = q.new_empty(x.shape[0], q.shape[1], self.v_dim)
         self._attend(q, queries, row, batch, values)
+        if self.gate is not None:
+            values = values * self.gate(x).float().sigmoid().to(values.dtype)[..., None]
         return self.out(values.flatten(1), add=add, scale=scale)
 
     def _attend(self, q: Tensor, queries: Tensor, row: Tensor, batch: ForwardBatch, out: Tensor) -> None:

@@ -21,17 +21,18 @@ BLOCK = 8
 """Tokens of a piece whose products are summed up number by number; those of different blocks are a matmul."""
 
 
-def _decays(f: Tensor, a_log: Tensor, dt_bias: Tensor) -> Tensor:
+def _decays(f: Tensor, a_log: Tensor, dt_bias: Tensor, bound: float) -> Tensor:
     """Decays in log space of tokens `[n, G, D]`, at most 0, float32."""
-    return -a_log.exp()[:, None] * F.softplus(f.float() + dt_bias.view(f.shape[1:]))
+    step, factor = f.float() + dt_bias.view(f.shape[1:]), a_log.exp()[:, None]
+    return bound * (factor * step).sigmoid() if bound else -factor * F.softplus(step)
 
 
 def _fold_token(
-    x: Tensor, b: Tensor, f: Tensor, a_log: Tensor, dt_bias: Tensor, state: Tensor
+    x: Tensor, b: Tensor, f: Tensor, a_log: Tensor, dt_bias: Tensor, bound: float, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Fold a token of each of n requests into states `[n, G, D, W]`: what it reads `[n, G, W]`, and the states."""
     q, k, v = Heads.of(x, f.shape[1], 1, f.shape[2])
-    state = state.float() * _decays(f, a_log, dt_bias).exp()[..., None]
+    state = state.float() * _decays(f, a_log, dt_bias, bound).exp()[..., None]
     change = (v - (state * k[..., None]).sum(-2)) * b.float().sigmoid()[..., None]
     state = state + k[..., None] * change[..., None, :]
     return (state * q[..., None]).sum(-2).to(x.dtype), state
@@ -91,6 +92,8 @@ def kda_prefill(
     saves: Tensor,
     state: Tensor,
     copies: Tensor,
+    *,
+    bound: float = 0.0,
 ) -> Tensor:
     """Fold the tokens of requests into their states, piece by piece.
 
@@ -107,6 +110,7 @@ def kda_prefill(
         saves: See there.
         state: `[S, G, D, W]` float32, bfloat16 or float16.
         copies: `[M, G, D, W]`, in its dtype.
+        bound: What decays are bounded by in log space, below 0 (Ling: -5); 0: by nothing, and made in another way.
 
     Returns:
         What tokens read, `[T, G, W]`; zeros for tokens that are no request's.
@@ -117,7 +121,7 @@ def kda_prefill(
         own, missing = slice(first, first + num), PIECE - num
         heads = Heads.of(F.pad(x[own], (0, 0, 0, missing)), num_heads, 1, dim)
         by_head = Heads(*(one.transpose(0, 1).contiguous() for one in heads))
-        decay = F.pad(_decays(f[own], a_log, dt_bias), (0, 0, 0, 0, 0, missing)).transpose(0, 1).contiguous()
+        decay = F.pad(_decays(f[own], a_log, dt_bias, bound), (0, 0, 0, 0, 0, missing)).transpose(0, 1).contiguous()
         rate = F.pad(b[own].float().sigmoid(), (0, 0, 0, missing)).t()  # no token, no change
         read, after = _fold_piece(by_head, decay, rate, state[at[request]].float())
         out[own] = read[:, :num].transpose(0, 1).to(x.dtype)
@@ -140,11 +144,13 @@ def kda_prefill_by_token(
     saves: Tensor,
     state: Tensor,
     copies: Tensor,
+    *,
+    bound: float = 0.0,
 ) -> Tensor:
     """As `kda_prefill`, token by token: a decoded one has the bits of one of a prompt, wherever that was cut."""
 
     def fold(one: slice, before: Tensor) -> tuple[Tensor, Tensor]:
-        return _fold_token(x[one], b[one], f[one], a_log, dt_bias, before)
+        return _fold_token(x[one], b[one], f[one], a_log, dt_bias, bound, before)
 
     return fold_by_token(fold, x.new_zeros(len(x), *state.shape[1::2]), rows, table, saves, state, copies)
 
@@ -162,6 +168,8 @@ def kda_decode(
     dt_bias: Tensor,
     conv: Tensor,
     state: Tensor,
+    *,
+    bound: float = 0.0,
 ) -> Tensor:
     """Fold a token of each request: convolution and fold at once.
 
@@ -178,11 +186,12 @@ def kda_decode(
         dt_bias: See there.
         conv: `[S, K, P]`.
         state: As for `kda_prefill`.
+        bound: See there.
 
     Returns:
         What tokens read, `[T, G, W]`.
     """
     x = conv_token(q, k, v, weight, None, rows, positions, conv)
-    read, after = _fold_token(x, b, f, a_log, dt_bias, state.index_select(0, rows))
+    read, after = _fold_token(x, b, f, a_log, dt_bias, bound, state.index_select(0, rows))
     state.index_copy_(0, rows, after.to(state.dtype))
     return read

@@ -36,9 +36,19 @@ def softplus(x):
 
 
 @triton.jit
+def decays(a, a_log, dt_bias, BOUND: tl.constexpr):
+    """Decays in log space of float32 numbers, at least BOUND if that is not 0."""
+    if BOUND == 0.0:
+        found = -tl.exp(a_log) * softplus(a + dt_bias)
+    else:
+        found = BOUND / (1.0 + tl.exp(tl.minimum(-tl.exp(a_log) * (a + dt_bias), 80.0)))
+    return found
+
+
+@triton.jit
 def gates(b, a, a_log, dt_bias, RATE: tl.constexpr):
     """Decay in log space, and rate, at most RATE, of float32 numbers."""
-    return -tl.exp(a_log) * softplus(a + dt_bias), RATE / (1.0 + tl.exp(-b))
+    return decays(a, a_log, dt_bias, 0.0), RATE / (1.0 + tl.exp(-b))
 
 
 @triton.jit
@@ -177,7 +187,8 @@ def _by_token_kernel(
     x, b, a, a_log, dt_bias, rows, pieces, table, saves, out, state, copies,
     b_token, b_head, a_token, a_head,
     G: tl.constexpr, J: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_W: tl.constexpr, RATE: tl.constexpr, EACH: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_W: tl.constexpr, RATE: tl.constexpr, EACH: tl.constexpr, BOUND: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One program per block of values, value head and request: all of its tokens, one by one.
 
@@ -211,7 +222,7 @@ def _by_token_kernel(
                 from_a = a + token * a_token + key * a_head
                 step = tl.load(from_a + d, mask=in_d, other=0.0) if EACH else tl.load(from_a + which)
                 number = tl.load(b + token * b_token + key * b_head + which).to(tl.float32)
-                decay, rate = gates(number, step.to(tl.float32), a_own, bias, RATE)
+                decay, rate = decays(step.to(tl.float32), a_own, bias, BOUND), RATE / (1.0 + tl.exp(-number))
                 decay = decay[:, None] if EACH else decay
                 read, now = fold_token(now, unit(q, dim), unit(k, one), v, decay, rate)
                 now = now.to(state.dtype.element_ty).to(tl.float32)
@@ -232,7 +243,7 @@ def gdn_prefill_by_token(
 
 def by_token(
     x: Tensor, b: Tensor, a: Tensor, a_log: Tensor, dt_bias: Tensor, rows: Tensor, pieces: Tensor, table: Tensor,
-    saves: Tensor, state: Tensor, copies: Tensor, rate: float, *, each: bool = False,
+    saves: Tensor, state: Tensor, copies: Tensor, rate: float, *, each: bool = False, bound: float = 0.0,
 ) -> Tensor:  # fmt: skip
     """Fold tokens in order; `each` number of a key has a decay, of `a` `[T, G, D]`, or each head, of `[T, G, J]`."""
     x, b, a = (one if one.stride(-1) == 1 else one.contiguous() for one in (x, b, a))
@@ -244,7 +255,7 @@ def by_token(
     _by_token_kernel[(triton.cdiv(width, block_w), heads, len(rows))](
         x.contiguous(), b, a, a_log, dt_bias, rows, pieces, table, saves, out, state, copies,
         *b.stride()[:2], *a.stride()[:2], G=keys, J=per_key, D=dim, W=width, BLOCK_D=block_d, BLOCK_W=block_w,
-        RATE=rate, EACH=each, num_warps=warps, **launch_options(x),
+        RATE=rate, EACH=each, BOUND=bound, num_warps=warps, **launch_options(x),
     )  # fmt: skip
     return out
 

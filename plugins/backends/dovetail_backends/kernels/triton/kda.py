@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from dovetail_backends.kernels.triton.delta import by_token, convolved, fold_token, gates, tile, unit
+from dovetail_backends.kernels.triton.delta import by_token, convolved, decays, fold_token, tile, unit
 from dovetail_backends.kernels.triton.pdl import launch_options
 
 
@@ -20,7 +20,7 @@ def _decode_kernel(
     q, k, v, b, f, rows, positions, weight, a_log, dt_bias, out, conv, state,
     q_token, q_head, k_token, k_head, v_token, v_head, f_token, f_head, b_token, b_head,
     G: tl.constexpr, D: tl.constexpr, W: tl.constexpr, K: tl.constexpr, TAPS: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_W: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_W: tl.constexpr, BOUND: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program per token, head and block of values."""
     if PDL:
@@ -50,7 +50,7 @@ def _decode_kernel(
     step = tl.load(f + token * f_token + head * f_head + d, mask=in_d, other=0.0).to(tl.float32)
     number = tl.load(b + token * b_token + head * b_head).to(tl.float32)
     bias = tl.load(dt_bias + head * D + d, mask=in_d, other=0.0)
-    decay, rate = gates(number, step, tl.load(a_log + head), bias, 1.0)
+    decay, rate = decays(step, tl.load(a_log + head), bias, BOUND), 1.0 / (1.0 + tl.exp(-number))
     q_now, k_now = unit(q_now, tl.full([], D, tl.float32)), unit(k_now, tl.full([], 1, tl.float32))
     read, now = fold_token(now, q_now, k_now, value, decay[:, None], rate)
     tl.store(own, now, mask=inside)
@@ -59,15 +59,16 @@ def _decode_kernel(
 
 def kda_prefill_by_token(
     x: Tensor, b: Tensor, f: Tensor, a_log: Tensor, dt_bias: Tensor, rows: Tensor, starts: Tensor, pieces: Tensor,
-    table: Tensor, saves: Tensor, state: Tensor, copies: Tensor,
+    table: Tensor, saves: Tensor, state: Tensor, copies: Tensor, *, bound: float = 0.0,
 ) -> Tensor:  # fmt: skip
     """See `kda.kda_prefill_by_token`: one kernel, the same for requests of one token and of many."""
-    return by_token(x, b[..., None], f, a_log, dt_bias, rows, pieces, table, saves, state, copies, 1.0, each=True)
+    rest = rows, pieces, table, saves, state, copies
+    return by_token(x, b[..., None], f, a_log, dt_bias, *rest, 1.0, each=True, bound=bound)
 
 
 def kda_decode(
     q: Tensor, k: Tensor, v: Tensor, b: Tensor, f: Tensor, rows: Tensor, positions: Tensor, weight: Tensor,
-    a_log: Tensor, dt_bias: Tensor, conv: Tensor, state: Tensor,
+    a_log: Tensor, dt_bias: Tensor, conv: Tensor, state: Tensor, *, bound: float = 0.0,
 ) -> Tensor:  # fmt: skip
     """See `kda.kda_decode`: one kernel."""
     q, k, v, f = (one if one.stride(-1) == 1 else one.contiguous() for one in (q, k, v, f))
@@ -79,6 +80,6 @@ def kda_decode(
         _decode_kernel[(num, heads, triton.cdiv(width, block_w))](
             q, k, v, b, f, rows, positions, weight, a_log, dt_bias, out, conv, state, *strides,
             G=heads, D=dim, W=width, K=conv.shape[1], TAPS=triton.next_power_of_2(conv.shape[1]),
-            BLOCK_D=block_d, BLOCK_W=block_w, num_warps=warps, **launch_options(q),
+            BLOCK_D=block_d, BLOCK_W=block_w, BOUND=bound, num_warps=warps, **launch_options(q),
         )  # fmt: skip
     return out

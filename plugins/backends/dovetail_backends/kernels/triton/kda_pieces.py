@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.sdk.layers.ops.conv import PIECE
-from dovetail_backends.kernels.triton.delta import EPS, softplus
+from dovetail_backends.kernels.triton.delta import EPS, decays
 from dovetail_backends.kernels.triton.delta_pieces import SIZE, inverse
 from dovetail_backends.kernels.triton.exact import PRECISION
 from dovetail_backends.kernels.triton.pdl import launch_options
@@ -43,17 +43,18 @@ def _unit_rows(source, token, live, d, in_d, scale, P: tl.constexpr):
 
 
 @triton.jit
-def _decays(f, token, live, d, in_d, a, bias, f_token):
+def _decays(f, token, live, d, in_d, a, bias, f_token, BOUND: tl.constexpr):
     """Decays in log space of tokens `[n, D]`: 0 where there is none."""
     inside = live[:, None] & in_d[None, :]
     step = tl.load(f + token[:, None] * f_token + d[None, :], mask=inside, other=0.0).to(tl.float32)
-    return tl.where(inside, -tl.exp(a) * softplus(step + bias[None, :]), 0.0)
+    return tl.where(inside, decays(step, a, bias[None, :], BOUND), 0.0)
 
 
 @triton.jit
 def _products_kernel(
     x, b, f, a_log, dt_bias, table, systems, scores, b_token, b_head, f_token, f_head,
-    G: tl.constexpr, D: tl.constexpr, W: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
+    G: tl.constexpr, D: tl.constexpr, W: tl.constexpr, BLOCK_D: tl.constexpr, BOUND: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One program per block of 16 tokens, head and piece: 16 rows of what `(I + L)` and the scores are."""
     if PDL:
@@ -73,10 +74,10 @@ def _products_kernel(
             from_q, from_k, from_f = x + head * D, x + (G + head) * D, f + head * f_head
             queries = _unit_rows(from_q, own, live, d, in_d, 1.0 / tl.sqrt(dim), P)
             keys = _unit_rows(from_k, own, live, d, in_d, one, P)
-            decay = _decays(from_f, own, live, d, in_d, a, bias, f_token)
+            decay = _decays(from_f, own, live, d, in_d, a, bias, f_token, BOUND)
             if begin > 0:  # by all tokens before the block, as they are where it begins
                 earlier = _unit_rows(from_k, first + j, j < begin, d, in_d, one, P)
-                passed = _decays(from_f, first + j + 1, j + 1 < begin, d, in_d, a, bias, f_token)
+                passed = _decays(from_f, first + j + 1, j + 1 < begin, d, in_d, a, bias, f_token, BOUND)
                 earlier = tl.trans(earlier * tl.exp(tl.cumsum(passed, 0, reverse=True)))
                 since = tl.exp(tl.cumsum(decay, 0))
                 products = tl.dot(keys * since, earlier, input_precision=PRECISION)
@@ -101,7 +102,8 @@ def _products_kernel(
 @triton.jit
 def _inverse_kernel(
     x, b, f, a_log, dt_bias, table, systems, decayed, b_token, b_head, f_token, f_head,
-    G: tl.constexpr, D: tl.constexpr, W: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
+    G: tl.constexpr, D: tl.constexpr, W: tl.constexpr, BLOCK_D: tl.constexpr, BOUND: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One program per head and piece: `(I + L)^-1`, and queries and keys as they meet the state."""
     if PDL:
@@ -120,8 +122,8 @@ def _inverse_kernel(
         rate = tl.where(live, 1.0 / (1.0 + tl.exp(-number)), 0.0)  # no token, no change
         tl.store(square, inverse(tl.load(square)) * rate[None, :])
         from_f = f + head * f_head
-        from_start = tl.exp(tl.cumsum(_decays(from_f, token, live, d, in_d, a, bias, f_token), 0))
-        behind = _decays(from_f, token + 1, i + 1 < num, d, in_d, a, bias, f_token)
+        from_start = tl.exp(tl.cumsum(_decays(from_f, token, live, d, in_d, a, bias, f_token, BOUND), 0))
+        behind = _decays(from_f, token + 1, i + 1 < num, d, in_d, a, bias, f_token, BOUND)
         one, dim = tl.full([], 1, tl.float32), tl.full([], D, tl.float32)
         queries = _unit_rows(x + head * D, token, live, d, in_d, 1.0 / tl.sqrt(dim), P)
         keys = _unit_rows(x + (G + head) * D, token, live, d, in_d, one, P)
@@ -180,7 +182,7 @@ def _fold_kernel(
 
 def kda_prefill(
     x: Tensor, b: Tensor, f: Tensor, a_log: Tensor, dt_bias: Tensor, rows: Tensor, starts: Tensor, pieces: Tensor,
-    table: Tensor, saves: Tensor, state: Tensor, copies: Tensor,
+    table: Tensor, saves: Tensor, state: Tensor, copies: Tensor, *, bound: float = 0.0,
 ) -> Tensor:  # fmt: skip
     """See `kda.kda_prefill`: three kernels."""
     x, f = x.contiguous(), f if f.stride(-1) == 1 else f.contiguous()
@@ -191,13 +193,9 @@ def kda_prefill(
     squares = torch.empty(2, num, heads, PIECE, PIECE, dtype=torch.float32, device=x.device)
     decayed = torch.empty(num, heads, LINES.value, dim, dtype=torch.float32, device=x.device)
     sizes = {"G": heads, "D": dim, "W": width, "BLOCK_D": max(16, triton.next_power_of_2(dim))}
-    strides = *b.stride(), *f.stride()[:2]
-    _products_kernel[(PIECE // BLOCK, heads, num)](
-        x, b, f, a_log, dt_bias, table, *squares, *strides, **sizes, num_warps=WARPS, **launch_options(x)
-    )
-    _inverse_kernel[(heads, num)](
-        x, b, f, a_log, dt_bias, table, squares[0], decayed, *strides, **sizes, num_warps=WARPS, **launch_options(x)
-    )
+    strides, made = (*b.stride(), *f.stride()[:2]), {"BOUND": bound, "num_warps": WARPS, **launch_options(x)}
+    _products_kernel[(PIECE // BLOCK, heads, num)](x, b, f, a_log, dt_bias, table, *squares, *strides, **sizes, **made)
+    _inverse_kernel[(heads, num)](x, b, f, a_log, dt_bias, table, squares[0], decayed, *strides, **sizes, **made)
     block, warps, stages = TILE
     _fold_kernel[(triton.cdiv(width, block), heads, len(rows))](
         x, rows, pieces, table, saves, *squares, decayed, out, state, copies, **sizes, BLOCK_W=block, STAGES=stages,
