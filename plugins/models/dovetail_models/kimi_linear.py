@@ -223,7 +223,8 @@ class KimiLinear(ExpertModel):
             ("head_dim", "linear_head_dim", 128),
             ("short_conv_kernel_size", "linear_conv_kernel_dim", 4),
         )
-        return KimiShape(*(int(own.get(name) or hf.get(second) or default) for name, second, default in names))
+        heads, dim, taps = (int(own.get(name) or hf.get(second) or default) for name, second, default in names)
+        return KimiShape(heads, dim, taps)
 
     @staticmethod
     def _types(hf: Mapping[str, Any]) -> list[str]:

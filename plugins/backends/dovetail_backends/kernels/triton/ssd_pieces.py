@@ -141,6 +141,7 @@ def ssd_prefill(
 def tile(width: int) -> tuple[int, int, int]:
     """Return values of a program of the fold, its warps, and how many pieces are loaded ahead.
 
-    Only these were tried on a GPU: with another tile, a run ended with an illegal memory access of unknown cause.
+    Only these were tried on a GPU: with another tile, a run ended with an illegal memory access of unknown cause. What
+    kernels compute of addresses is not it: with any tile they are within the operands (`tests/layers/test_bounds.py`).
     """
     return min(32, max(16, triton.next_power_of_2(width))), 4, 2
