@@ -134,9 +134,9 @@ def test_it_waits_behind_others(fresh: Harness) -> None:
     """While a request waits for its first token, nothing is computed early."""
     fresh.engine.hold.clear()
     with ThreadPoolExecutor(2) as pool:
-        held = pool.submit(requests.post, f"{fresh.base}{TEXT}", json=go_on("hi"), timeout=60)
+        held = pool.submit(requests.post, f"{fresh.base}{TEXT}", json=go_on("hi"), timeout=600)
         fresh.eventually(lambda: len(fresh.engine.live) == 1)
-        long = pool.submit(requests.post, f"{fresh.base}{TEXT}", json=go_on("behind " + WORDS), timeout=60)
+        long = pool.submit(requests.post, f"{fresh.base}{TEXT}", json=go_on("behind " + WORDS), timeout=600)
         fresh.eventually(lambda: len(fresh.engine.live) == 2)
         assert not parts(fresh)[0]
         fresh.engine.hold.set()
