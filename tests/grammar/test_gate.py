@@ -248,8 +248,7 @@ def test_the_gate_forgets_what_is_far_back(tokenizer: Tokenizer) -> None:
 
 def test_the_gate_needs_no_torch() -> None:
     """An engine process that has not loaded its model yet can import it."""
-    modules = "dovetail.grammar.matching.reasoning_gate, dovetail.processing.constraints"
-    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    code = "import sys, dovetail.grammar.matching.reasoning_gate; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -21,4 +21,4 @@ def test_any_module_can_be_imported_first() -> None:
     """Which one is depends on the process: the engine, the server, or one that compiles. No import goes in a circle."""
     made = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False, timeout=120)
     assert made.returncode == 0, made.stderr[-2000:]
-    assert int(made.stdout) > 30
+    assert int(made.stdout) > 20
