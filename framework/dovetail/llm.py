@@ -90,7 +90,7 @@ class LLM(OutlinesModel):
         file of `config`, then from the defaults, as for `dovetail serve`.
 
         Args:
-            model: Its folder, or a hub's name; default: the bundled demo model.
+            model: Its folder, a hub's name, or a bundled `demo:chat` or `demo:digits`; default: the bundled demo model.
             reasoning_parser: Plugin name, or `auto`: found out from the chat template; None for none; or a class of
                 your own. The same holds for every argument that names a plugin: `attention_backend`,
                 `schedule_policy`.

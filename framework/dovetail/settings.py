@@ -73,8 +73,8 @@ class EngineSettings(BaseModel):
 
     model_path: str | None = Field(
         None,
-        description="Directory with config.json, safetensors and tokenizer, a GGUF file, or a hub name such as "
-        "Qwen/Qwen3-0.6B. Default: the bundled demo model.",
+        description="Directory with config.json, safetensors and tokenizer, a GGUF file, a hub name such as "
+        "Qwen/Qwen3-0.6B, or the bundled demo:chat or demo:digits. Default: the bundled demo model, demo:chat.",
         json_schema_extra=flag("model", common=True),
     )
     revision: str | None = Field(

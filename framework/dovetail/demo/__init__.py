@@ -1,13 +1,19 @@
-"""The bundled demo model: a small Qwen3 checkpoint that a fresh machine can serve without a hub.
+"""The bundled demo models: small checkpoints that a fresh machine can serve without a hub.
 
-`MODEL_DIR` is an ordinary checkpoint folder; `tests/demo_training` of the sources holds the script that made it.
-Importing this module costs nothing: no tensor library is loaded.
+Both are ordinary checkpoint folders; `tests/demo_training` of the sources holds the scripts that made them. Importing
+this module costs nothing: no tensor library is loaded.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+PREFIX: Final = "demo:"
 MODEL_DIR: Final[Path] = Path(__file__).parent / "model"
-"""The folder with `config.json`, `tokenizer.json`, the chat template and `model.safetensors`."""
+"""A Qwen3 that chats: `config.json`, `tokenizer.json`, the chat template and `model.safetensors`."""
+DIGITS_DIR: Final[Path] = Path(__file__).parent / "digits"
+"""A Qwen3-VL that reads numbers in images; it has `preprocessor_config.json`, too."""
+BUNDLED: Final[Mapping[str, Path]] = {f"{PREFIX}chat": MODEL_DIR, f"{PREFIX}digits": DIGITS_DIR}
+"""Folders by the names that stand for a model's path."""
 
-__all__ = ["MODEL_DIR"]
+__all__ = ["BUNDLED", "DIGITS_DIR", "MODEL_DIR", "PREFIX"]

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from dovetail.checkpoint.formats import Formats
 from dovetail.contracts.errors import ModelError
+from dovetail.demo import BUNDLED, PREFIX
 from dovetail.settings import EngineSettings
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -129,7 +130,7 @@ S = TypeVar("S", bound=EngineSettings)
 
 
 def with_folders(settings: S, *, weights: Callable[[], bool] | None = None) -> S:
-    """Return the settings with the folders of what they name on a hub.
+    """Return the settings with the folders of what they name on a hub, or of bundled models.
 
     Args:
         settings: That may name a model there.
@@ -137,12 +138,14 @@ def with_folders(settings: S, *, weights: Callable[[], bool] | None = None) -> S
             them up.
 
     Raises:
-        ModelError: See `fetch`.
+        ModelError: See `fetch`, or no such model is bundled.
     """
     needed = weights or (lambda: not Formats.installed(settings.load_format).is_filled)
     changes: dict[str, str] = {}
     for name, flag in (("model_path", "model"), ("tokenizer_path", "tokenizer")):
         given = getattr(settings, name)
+        if given is not None and given.startswith(PREFIX) and not Path(given).exists():
+            changes[name] = str(_bundled(given, flag))
         if given is None or not is_name(given):
             continue
         wants_weights = name == "model_path" and needed()
@@ -150,6 +153,17 @@ def with_folders(settings: S, *, weights: Callable[[], bool] | None = None) -> S
         folder = fetch(given, revision=revision, cache=settings.download_dir, weights=wants_weights, flag=flag)
         changes[name] = str(folder)
     return settings.model_copy(update=changes) if changes else settings
+
+
+def _bundled(name: str, flag: str) -> Path:
+    """Return the folder of a bundled model.
+
+    Raises:
+        ModelError: No such model is bundled.
+    """
+    if name not in BUNDLED:
+        raise ModelError(f"{flag} {name!r}: no such model is bundled; possible: {', '.join(BUNDLED)}")
+    return BUNDLED[name]
 
 
 def _blobs(name: str, cache: Path | None) -> set[Path]:
