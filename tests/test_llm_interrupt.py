@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from dovetail import LLM, SamplingParams, llm
+from dovetail import LLM, SamplingParams
+from dovetail.offline import llm
 
 LONG = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=5)

@@ -17,10 +17,11 @@ from dovetail.processing.input import Preparation
 from dovetail.processing.plan import plan_plugins
 from dovetail.processing.processor import Processor
 from dovetail.runtime.checkpoint.folder import ModelFolder
-from dovetail_server import errors, preflight
 from dovetail_server.apis.routes import CHAT, COMPLETIONS
+from dovetail_server.errors import catalogue as errors
 from dovetail_server.serving.job import make_generation
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.start import preflight
 from dovetail_testing.folder import unread_model
 
 ASK = [{"role": "user", "content": "What is the capital of France?"}]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.forks import ForkServer
+from dovetail.base.forks import ForkServer
 
 PARENTS = {
     "rank": """
@@ -32,7 +32,7 @@ connection, _ = listener.accept()
 """,
     "process that forks others": """
 import threading
-from dovetail.forks import ForkServer
+from dovetail.base.forks import ForkServer
 made = []
 thread = threading.Thread(target=lambda: made.append(ForkServer("dovetail.grammar.compile.child")))
 thread.start()

@@ -18,13 +18,13 @@ import pytest
 import dovetail
 import dovetail_server
 import dovetail_testing
-from dovetail import supervisor
-from dovetail.supervisor import Supervisor
+from dovetail.base import supervisor
+from dovetail.base.supervisor import Supervisor
 
 STARTERS = ("create_task", "ensure_future", "Thread", "Timer", "run_in_executor", "start_new_thread")
 ALLOWED = {
     # The supervisor itself.
-    "dovetail/supervisor.py": {"create_task": 1, "Timer": 1},
+    "dovetail/base/supervisor.py": {"create_task": 1, "Timer": 1},
     # They are awaited by the request that starts them, and end with it.
     "dovetail_server/serving/generation.py": {"create_task": 1},
     "dovetail_server/serving/sse.py": {"ensure_future": 5},
@@ -50,9 +50,9 @@ ALLOWED = {
     "dovetail/grammar/compile/memory.py": {"Timer": 1},
     "dovetail/grammar/compile/jobs.py": {"Thread": 1},
     # Whoever wants the process waits for what this one makes, or for why it could not.
-    "dovetail/forks.py": {"Thread": 1},
+    "dovetail/base/forks.py": {"Thread": 1},
     # `LLM` is a library: its event loop lives in a thread of the caller's process. A call awaits the tasks it starts.
-    "dovetail/llm.py": {"Thread": 1, "create_task": 1},
+    "dovetail/offline/llm.py": {"Thread": 1, "create_task": 1},
     # Ends a process in which a plugin's code hangs; nothing in the process can watch it.
     "dovetail/plugins/time_limit.py": {"Thread": 1},
     # Calls what a package's API shows, which may never end; who asked waits for a time only.
@@ -217,7 +217,7 @@ def test_the_group_ends_within_its_limit_whatever_its_tasks_do(quick: Supervisor
 
 HANGING = """
 import asyncio, sys, threading, time
-from dovetail.supervisor import Supervisor
+from dovetail.base.supervisor import Supervisor
 how = sys.argv[1]
 async def swallow():
     while True:
@@ -248,8 +248,9 @@ def test_nothing_keeps_the_process_from_ending(how: str, code: int) -> None:
 
 SERVED = """
 import asyncio, sys, time
-from dovetail import supervisor
-from dovetail_server import lifecycle, run
+from dovetail.base import supervisor
+from dovetail_server.start import lifecycle
+from dovetail_server.start import run
 from dovetail_server.cli import main
 sys.path.insert(0, sys.argv.pop(1))
 from fake_engine import FakeEngine

@@ -12,7 +12,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import NamedTuple
 
-from dovetail.distribution import DISTRIBUTION
+from dovetail.base.distribution import DISTRIBUTION
 from dovetail.plugins import KINDS
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

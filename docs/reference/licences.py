@@ -10,7 +10,7 @@ from typing import NamedTuple
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from dovetail.distribution import DISTRIBUTION
+from dovetail.base.distribution import DISTRIBUTION
 
 HEAD = """\
 # Licences of dependencies

@@ -10,9 +10,9 @@ from importlib.metadata import entry_points
 from math import prod
 from typing import Any
 
+from dovetail.base.distribution import DISTRIBUTION
 from dovetail.contracts.cache import DTYPE_BYTES, CacheGroup, Recurrent
 from dovetail.contracts.config import ModelConfig
-from dovetail.distribution import DISTRIBUTION
 from dovetail.sdk.checkpoint import dense_numel
 
 HEAD = """\

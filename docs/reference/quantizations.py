@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 
 import torch
 
-from dovetail.distribution import DISTRIBUTION
+from dovetail.base.distribution import DISTRIBUTION
 from dovetail.sdk.quantization.forms import Int4, Mxfp4, Scaled
 from dovetail_testing.targets import target_for
 

@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 
 from dovetail import __version__
 from dovetail_server import routes
-from dovetail_server.openapi import complete
+from dovetail_server.openapi.document import complete
 
 HEAD = """\
 # Routes

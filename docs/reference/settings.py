@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from pydantic.fields import FieldInfo
 
-from dovetail.plugin_settings import ENV_PREFIX
+from dovetail.plugins.settings import ENV_PREFIX
 from dovetail_server.cli.options import describe, flag_names, has_flag, is_common
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
 
 HEAD = f"""\
 # Settings

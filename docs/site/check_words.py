@@ -99,7 +99,7 @@ def helps() -> Iterator[tuple[str, str]]:
     from dovetail_server.cli import main
     from dovetail_server.cli.commands import COMMANDS
     from dovetail_server.cli.options import describe, flag_names, has_flag
-    from dovetail_server.settings import ServeSettings
+    from dovetail_server.settings.serve import ServeSettings
 
     for name, field in ServeSettings.model_fields.items():
         if has_flag(field):

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import distribution
 
-from dovetail.distribution import DISTRIBUTION
+from dovetail.base.distribution import DISTRIBUTION
 
 
 def run(argv: Sequence[str]) -> int:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dovetail.base.distribution import install_extra
 from dovetail.contracts.errors import ConfigError
-from dovetail.distribution import install_extra
 
 try:
     from dovetail_server.ray.application import app, deployment

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from dovetail.forks import ForkServer, ForkStartError, GoneError, control_of, receive, send, serve_forks
+from dovetail.base.forks import ForkServer, ForkStartError, GoneError, control_of, receive, send, serve_forks
 from dovetail.plugins import load
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.loader import import_planned

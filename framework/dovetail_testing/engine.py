@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dovetail.base.settings import EngineSettings
 from dovetail.checkpoint.formats import Formats
 from dovetail.client.inprocess import InProcessClient
 from dovetail.client.launch import make_engine
@@ -19,7 +20,6 @@ from dovetail.plugins import PluginPlan, Registry, load, make_plan
 from dovetail.processing.plan import NAMED
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.hf_config import quant_method, vision_type
-from dovetail.settings import EngineSettings
 
 
 def make_plans(

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from dovetail import __version__
+from dovetail.base.supervisor import Supervisor
 from dovetail.contracts.api import Api, ServerFacts
 from dovetail.engine.client import EngineClient
 from dovetail.plugins.records import PluginState
-from dovetail.supervisor import Supervisor
 from dovetail_server.apis.guarded import watch
 from dovetail_server.apis.loaded import of_packages, owners_of
 from dovetail_server.apis.responses.last import Memory
 from dovetail_server.apis.routes import BUILT_IN
-from dovetail_server.hooks import ApiHooks
 from dovetail_server.metrics.exposition import Metrics
 from dovetail_server.observe.slow_log import SlowLog
 from dovetail_server.reading.context import ReadingContext
-from dovetail_server.settings import ServeSettings
+from dovetail_server.serving.hooks import ApiHooks
+from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.storage.lazy import LazyStorage
 from dovetail_server.tenants.tenant import Tenant
 

@@ -44,13 +44,13 @@ class ScriptedServer:
         from dovetail.processing.processor import Processor
         from dovetail.runtime.checkpoint.folder import ModelFolder
         from dovetail.text.tokenizer.tokenizer import Tokenizer
-        from dovetail_server import preflight
         from dovetail_server.apis.loaded import apis_of
         from dovetail_server.apis.routes import BUILT_IN
-        from dovetail_server.app import create_app
-        from dovetail_server.hooks import ApiHooks
-        from dovetail_server.lifecycle import HttpServer
-        from dovetail_server.settings import ServeSettings
+        from dovetail_server.serving.hooks import ApiHooks
+        from dovetail_server.settings.serve import ServeSettings
+        from dovetail_server.start import preflight
+        from dovetail_server.start.app import create_app
+        from dovetail_server.start.lifecycle import HttpServer
         from dovetail_server.state import ServerState
         from dovetail_testing.scripted import ScriptedEngine
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from dovetail.base.settings import EngineSettings
 from dovetail.contracts.attention import AttentionLayer
 from dovetail.contracts.cache import CacheTensor, Recurrent
 from dovetail.contracts.config import LayerSpec
 from dovetail.contracts.errors import ModelError
 from dovetail.runtime.attention.backends import AbsentAttention, choose_backends
 from dovetail.sdk.config import dense_config
-from dovetail.settings import EngineSettings
 
 HF = {
     **{"architectures": ["LlamaForCausalLM"], "vocab_size": 10, "hidden_size": 64, "intermediate_size": 16},

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from dovetail.base.settings import EngineSettings
 from dovetail.cache.pool import PagedKVPool
 from dovetail.contracts.errors import PluginError
 from dovetail.plugins import PlannedPlugin
@@ -22,9 +23,8 @@ from dovetail.runtime.attention.grouped import attended_groups
 from dovetail.runtime.attention.hybrid import HybridBackend
 from dovetail.runtime.attention.measure import STEPS, AttentionTimes, MeasuredLayers, Measuring, TrialStep
 from dovetail.runtime.start import check
-from dovetail.settings import EngineSettings
 from dovetail_backends.torch_native import TorchNativeBackend
-from dovetail_server.startup import engine_notes
+from dovetail_server.start.startup import engine_notes
 from dovetail_testing.conformance.attention_world import Case
 from dovetail_testing.engine import make_core
 from dovetail_testing.models import make_model

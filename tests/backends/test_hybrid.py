@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from dovetail.base.settings import EngineSettings
 from dovetail.contracts.attention import AttentionBackend, Phase
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ConfigError, PluginError
@@ -19,7 +20,6 @@ from dovetail.plugins import Registry, make_plan
 from dovetail.runtime.attention.hybrid import common_caps, hybrid
 from dovetail.runtime.device.devices import choose, installed
 from dovetail.runtime.runner import ModelRunner
-from dovetail.settings import EngineSettings
 from dovetail_backends.torch_native import TorchNativeBackend
 from dovetail_backends.triton import TritonBackend
 from dovetail_testing.conformance.attention import AttentionBackendConformance

@@ -25,10 +25,10 @@ from dovetail.demo import MODEL_DIR
 from dovetail.messages import SamplerParams, Submit
 from dovetail.plugins import hookspecs
 from dovetail.processing.plan import plan_plugins
-from dovetail_server.hooks import ApiHooks
 from dovetail_server.observe.observers import Observers
-from dovetail_server.run import engine_settings
-from dovetail_server.settings import ServeSettings
+from dovetail_server.serving.hooks import ApiHooks
+from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.start.run import engine_settings
 from dovetail_testing.folder import unread_model
 from dovetail_testing.site import FakeSite
 

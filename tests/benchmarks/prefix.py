@@ -21,10 +21,10 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the engine process does
 
+from dovetail.base.settings import EngineSettings
 from dovetail.engine.process import ProcessClient
 from dovetail.messages import SamplerParams, Submit
 from dovetail.plugins import Registry, make_plan
-from dovetail.settings import EngineSettings
 
 BASE: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],

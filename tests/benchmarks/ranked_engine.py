@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dovetail.base.settings import EngineSettings
 from dovetail.engine.process import ProcessClient, Restarts
 from dovetail.messages import ProfileSpec, SamplerParams, Submit, TokenDelta
 from dovetail.plugins import Registry, make_plan
 from dovetail.runtime.hf_config import architecture, quant_method, read_config
-from dovetail.settings import EngineSettings
 
 Run = list[tuple[float, TokenDelta]]
 """What came of a stream, and when."""

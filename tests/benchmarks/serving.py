@@ -94,8 +94,8 @@ def serve(tick_s: float, port_file: Path, profile: str) -> int:
     """Be the server: everything as `dovetail serve` has it, but for the engine's process."""
     from serving_engine import ScriptedProcess
 
-    from dovetail_server import preflight, run
     from dovetail_server.cli import serve as cli
+    from dovetail_server.start import preflight, run
 
     listener = preflight.bind("127.0.0.1", 0)
     port_file.write_text(str(listener.getsockname()[1]))

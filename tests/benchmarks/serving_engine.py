@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from dovetail.base.settings import EngineSettings
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.loop import ClosedError, Transport
 from dovetail.engine.process import ProcessClient
@@ -25,7 +26,6 @@ from dovetail.messages import (
     TokenDelta,
 )
 from dovetail.plugins import PluginPlan
-from dovetail.settings import EngineSettings
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 TEXT = "The quick brown fox jumps over the lazy dog; 42 élèves comptent 1, 2, 3 and then some more.\n"

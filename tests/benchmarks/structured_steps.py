@@ -32,7 +32,9 @@ import numpy.typing as npt
 from grammar_rows import CALL
 from structured_tools import EOS, VOCAB, Profile, Row, Texts, grammars
 
-from dovetail import imports
+from dovetail.base import imports
+from dovetail.base.frames import frame
+from dovetail.base.settings import EngineSettings
 from dovetail.client.launch import _preload_grammars
 from dovetail.contracts.cache import FULL
 from dovetail.engine.core import EngineCore
@@ -40,7 +42,6 @@ from dovetail.engine.loop import run_loop
 from dovetail.engine.wire import SocketTransport
 from dovetail.grammar.matching.bitmask import FREE
 from dovetail.messages import Control, GrammarOption, SamplerParams, Submit, ToEngine
-from dovetail.messages.frames import frame
 from dovetail.messages.step import (
     AT_DEVICE,
     DecodeGraph,
@@ -55,7 +56,6 @@ from dovetail.messages.step import (
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.sampling.masks import num_kept
 from dovetail.sdk.masks import has_bit
-from dovetail.settings import EngineSettings
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 MAX_TOKENS = 256

@@ -189,8 +189,8 @@ def serve(folder: Path, port_file: Path, tick_s: float, prefill_ms: float) -> in
     import paced_engine
     from serving_engine import ScriptedProcess
 
-    from dovetail_server import preflight, run
     from dovetail_server.cli import serve as cli
+    from dovetail_server.start import preflight, run
 
     listener = preflight.bind("127.0.0.1", 0)
     port_file.write_text(str(listener.getsockname()[1]))

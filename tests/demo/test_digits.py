@@ -14,13 +14,13 @@ import requests
 import torch
 from safetensors.torch import load_file
 
+from dovetail.base.settings import EngineSettings
 from dovetail.contracts.errors import ModelError
 from dovetail.demo import BUNDLED, DIGITS_DIR, MODEL_DIR
 from dovetail.runtime.checkpoint.hub import with_folders
-from dovetail.settings import EngineSettings
 from dovetail.utils import launch_server_cmd, terminate_process, wait_for_server
-from dovetail_server import preflight
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.start import preflight
 
 PICTURES = sorted((Path(__file__).parent / "pictures").iterdir())
 """PNG and JPEG, named after their numbers; their fonts are not among those of the training."""

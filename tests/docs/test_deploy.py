@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from dovetail.distribution import DISTRIBUTION
+from dovetail.base.distribution import DISTRIBUTION
 from dovetail_server.cli.gateway import FIELDS, split_workers
 from dovetail_server.cli.options import load_settings, parse_flags
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/deploy"

@@ -19,7 +19,7 @@ from build_site import list_versions
 from flowchart import draw
 from stage import GENERATED, pages, with_links
 
-from dovetail.distribution import DISTRIBUTION
+from dovetail.base.distribution import DISTRIBUTION
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -86,7 +86,7 @@ def test_the_reference_has_every_setting_route_kind_and_model(site: Path) -> Non
     import dovetail_testing as testing
     from dovetail.plugins import KINDS
     from dovetail_server.cli.options import flag_names, has_flag
-    from dovetail_server.settings import ServeSettings
+    from dovetail_server.settings.serve import ServeSettings
 
     def text(name: str) -> str:
         return (site / f"0.1/reference/{name}.html").read_text("utf-8")

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from dovetail.base.settings import EngineSettings
 from dovetail.client import launch
 from dovetail.engine.core import EngineCore
 from dovetail.messages import SamplerParams, Submit
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.plugins.files import add_file
-from dovetail.settings import EngineSettings
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 

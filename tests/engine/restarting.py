@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
+from dovetail.base.settings import EngineSettings
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.process import ProcessClient, Restarts
 from dovetail.messages import GrammarOption, SamplerParams, Submit, TokenDelta
 from dovetail.plugins import Registry, make_plan
-from dovetail.settings import EngineSettings
 
 JSON_STEP = GrammarOption(
     backend="llguidance",

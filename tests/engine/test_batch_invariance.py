@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from dovetail.base.settings import EngineSettings
 from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import ModelPlugin
@@ -21,7 +22,6 @@ from dovetail.runtime.batch_invariance import check_model, claims
 from dovetail.sdk.layers.linear import PlainLinear
 from dovetail.sdk.layers.ops import invariant
 from dovetail.sdk.layers.plain import PLAIN
-from dovetail.settings import EngineSettings
 from dovetail_models.gemma2 import Gemma2
 from dovetail_models.qwen3 import Qwen3
 from dovetail_testing import check_class, conformance_class

@@ -10,6 +10,7 @@ import pytest
 import torch
 from example_models import Example, prompt, run
 
+from dovetail.base.settings import EngineSettings
 from dovetail.contracts.config import dense_layers
 from dovetail.contracts.errors import ConfigError, ModelError, PluginError
 from dovetail.messages import SamplerParams
@@ -17,7 +18,6 @@ from dovetail.runtime.cache_dtype import with_cache_dtype
 from dovetail.runtime.hf_config import read_config
 from dovetail.sdk.cache import DTYPES, MOST, dequantise, quantise, rounded
 from dovetail.sdk.config import dense_config
-from dovetail.settings import EngineSettings
 from dovetail_testing.engine import generate, make_core, tokens
 
 LATENT = Example("latent", "LatentForCausalLM")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dovetail import imports
+from dovetail.base import imports
 from dovetail.client import engine_main, launch
 from dovetail.messages import EngineInfo
 from dovetail.plugins import Registry, make_plan

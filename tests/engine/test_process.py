@@ -15,13 +15,13 @@ import msgspec
 import pytest
 from restarting import make_scripted
 
+from dovetail.base.frames import FrameReader, frame
+from dovetail.base.settings import EngineSettings
 from dovetail.contracts.errors import ConfigError, EngineDeadError
 from dovetail.engine.process import ProcessClient, Restarts
 from dovetail.engine.process_handle import BACKLOG_BYTES, EngineConnection, EngineProcess
 from dovetail.messages import SamplerParams, StepDeltas, Submit, TokenDelta
-from dovetail.messages.frames import FrameReader, frame
 from dovetail.plugins import Registry, make_plan
-from dovetail.settings import EngineSettings
 from dovetail_testing.engine import collect, tokens
 
 
@@ -114,7 +114,7 @@ def test_the_engine_ends_when_its_parent_is_killed(qwen3: Path, tmp_path: Path) 
             from dovetail.messages import SamplerParams, Submit
             from dovetail.engine.process import ProcessClient
             from dovetail.plugins import Registry, make_plan
-            from dovetail.settings import EngineSettings
+            from dovetail.base.settings import EngineSettings
 
             async def main():
                 plan = make_plan(Registry.scan(), model="Qwen3ForCausalLM", attention_backend="auto", device="cpu")

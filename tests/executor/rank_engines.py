@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from example_models import prompt, run
 
+from dovetail.base.settings import EngineSettings
 from dovetail.client import launch
 from dovetail.engine.core import EngineCore
 from dovetail.executor import rank_main
@@ -21,7 +22,6 @@ from dovetail.executor.group import GroupExecutor
 from dovetail.executor.rank_messages import StartRank, next_command
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.hf_config import quant_method, read_config
-from dovetail.settings import EngineSettings
 
 PROMPTS = [prompt(n, n) for n in (1, 9, 40)] + [prompt(40, 40) + prompt(5, 5)]
 SMALL: dict[str, Any] = {

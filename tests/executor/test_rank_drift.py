@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from restarting import mixed
 
+from dovetail.base.settings import EngineSettings
 from dovetail.client import launch
 from dovetail.demo import MODEL_DIR
 from dovetail.executor import group
 from dovetail.executor.local import LocalExecutor
 from dovetail.messages.step import GraphKey, PrepareResult
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.settings import EngineSettings
 
 LEFT = {0: 5, 1: 2}
 """Preparations that each rank believes are left to do: the first one's belief counts."""

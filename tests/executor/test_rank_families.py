@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from rank_engines import beside, make_core, said
 
+from dovetail.base.settings import EngineSettings
 from dovetail.contracts.errors import ConfigError
 from dovetail.demo import MODEL_DIR
 from dovetail.runtime.memory.checks import check_settings
-from dovetail.settings import EngineSettings
 from dovetail_server.cli import plan
 
 FAMILIES = beside("families", "models/families.py")

@@ -18,6 +18,7 @@ import pytest
 from rank_engines import PROMPTS, SMALL, make_core
 from restarting import Reading, make_engine, mixed
 
+from dovetail.base.settings import EngineSettings
 from dovetail.client import launch
 from dovetail.contracts.errors import ConfigError
 from dovetail.engine.core import EngineCore
@@ -27,7 +28,6 @@ from dovetail.executor.group import GroupExecutor, about, check_same
 from dovetail.messages import SamplerParams, Submit
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.memory.plan import DeviceBytes
-from dovetail.settings import EngineSettings
 from dovetail_testing.models import make_model
 
 FULL = pytest.mark.full

@@ -16,12 +16,12 @@ from example_models import prompt
 from rank_engines import beside, make_core
 from restarting import mixed
 
+from dovetail.base.settings import EngineSettings
 from dovetail.client import launch
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.core import EngineCore
 from dovetail.messages import SamplerParams, Submit, TokenDelta
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.settings import EngineSettings
 
 FULL = pytest.mark.full
 NUM = pytest.mark.parametrize("num", [2, pytest.param(4, marks=FULL)])

@@ -25,6 +25,7 @@ import transformers
 from example_models import Example, prompt, run
 from rank_engines import PROMPTS, SMALL, ThreadFollower, beside, make_core, said
 
+from dovetail.base.settings import EngineSettings
 from dovetail.client import launch
 from dovetail.contracts.cache import CacheTensor
 from dovetail.contracts.config import LayerSpec
@@ -39,7 +40,6 @@ from dovetail.messages.executor import StepError
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.memory.checks import check_devices, check_equal, check_settings
 from dovetail.runtime.ranks import GlooCommunicator
-from dovetail.settings import EngineSettings
 from dovetail_server.cli import plan
 from dovetail_testing.models import make_model
 

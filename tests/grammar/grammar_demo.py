@@ -8,12 +8,12 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dovetail.base.settings import EngineSettings
 from dovetail.client.inprocess import InProcessClient
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.demo import MODEL_DIR
 from dovetail.messages import Finish, GrammarOption, MarkedThinking, Marker, SamplerParams, Submit, TokenDelta
 from dovetail.plugins import Registry, make_plan
-from dovetail.settings import EngineSettings
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 

@@ -13,8 +13,8 @@ from dovetail.plugins import PluginPlan
 from dovetail.processing.plan import plan_plugins
 from dovetail.processing.processor import Processor
 from dovetail.runtime.checkpoint.folder import ModelFolder
-from dovetail_server import preflight, run
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.start import preflight, run
 from dovetail_testing.folder import unread_model
 
 ASK = [{"role": "user", "content": "Tell me about France."}]
@@ -24,8 +24,8 @@ class Served:
     """A server in a thread."""
 
     def __init__(self, **settings: Any) -> None:
-        from dovetail_server.app import create_app
-        from dovetail_server.lifecycle import HttpServer
+        from dovetail_server.start.app import create_app
+        from dovetail_server.start.lifecycle import HttpServer
         from dovetail_server.state import ServerState
 
         made = preflight.with_model(

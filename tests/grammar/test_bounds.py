@@ -18,9 +18,9 @@ from grammar_demo import json_option
 from served import ASK, Served
 from test_service import ENDLESS, outlines_option, settle, start_process
 
+from dovetail.base.forks import ForkServer, send
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabulary
-from dovetail.forks import ForkServer, send
 from dovetail.grammar.compile import child
 from dovetail.grammar.compile.cache import Enforced, RejectedGrammar
 from dovetail.grammar.compile.child import try_out

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from grammar_demo import Demo, Result, json_option
 
+from dovetail.base.settings import EngineSettings
 from dovetail.client.launch import make_engine
 from dovetail.contracts.grammar import GrammarMatcher, Vocabulary
 from dovetail.engine.core import EngineCore
@@ -20,7 +21,6 @@ from dovetail.grammar.matching.constraint import Constraint, TokenSets, WordRule
 from dovetail.messages import GrammarOption, SamplerParams
 from dovetail.plugins import LoadedPlugins
 from dovetail.sdk.masks import has_bit
-from dovetail.settings import EngineSettings
 
 SCHEMA = {
     "type": "object",

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from grammar_demo import Demo, json_option
 
+from dovetail.base.forks import ForkServer, ForkTemplate
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, Vocabulary
-from dovetail.forks import ForkServer, ForkTemplate
 from dovetail.grammar.compile.cache import IDLE_S, LARGE_BYTES, Enforced, GrammarCache, RejectedGrammar
 from dovetail.grammar.compile.jobs import CompileFuture
 from dovetail.grammar.compile.memory import Trimmer

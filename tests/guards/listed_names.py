@@ -64,7 +64,7 @@ def metric_line(family: Any) -> str:
 
 def log_lines() -> Iterator[str]:
     """Yield the fields of a JSON line, and the formats and fields of lines that are given more."""
-    from dovetail.log_json import JsonFormatter
+    from dovetail.base.log_json import JsonFormatter
 
     yield from (f"log-field {name}: of every line" for name in JsonFormatter("x").fields(0.0, "x", "x", "x"))
     for path in sources():

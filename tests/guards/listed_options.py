@@ -99,8 +99,8 @@ def flag_line(where: str, action: argparse.Action) -> str | None:
 
 def settings() -> Iterator[str]:
     """Yield the settings of a server."""
-    from dovetail.plugin_settings import ENV_PREFIX
-    from dovetail_server.settings import ServeSettings
+    from dovetail.plugins.settings import ENV_PREFIX
+    from dovetail_server.settings.serve import ServeSettings
 
     document = ServeSettings.model_json_schema()
     for path, text in lines(document, document.get("$defs", {})):
@@ -112,7 +112,7 @@ def plugin_options() -> Iterator[str]:
     """Yield the options of the built-in plugins that have some."""
     from importlib.metadata import entry_points
 
-    from dovetail.distribution import DISTRIBUTION
+    from dovetail.base.distribution import DISTRIBUTION
 
     for kind in ("logits_processors", "speculators", "schedule_policies", "grammar_backends", "hooks"):
         for point in sorted(entry_points(group=f"dovetail.{kind}.v1"), key=lambda point: point.name):

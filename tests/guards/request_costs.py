@@ -100,7 +100,7 @@ def below_root(name: str) -> str | None:
 
 
 def room(file: str) -> str:
-    """Return where a file counts: a folder of the core; a folder or a file beside it of the server; itself a plugin."""
+    """Return where a file counts: a folder of the core; a folder of the server or a file beside it; itself a plugin."""
     parts = file.split("/")
     if parts[0] == "framework":
         return parts[2].removesuffix(".py") + (f"/{parts[3]}" if len(parts) > 4 else "")

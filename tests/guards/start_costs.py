@@ -12,8 +12,9 @@ STARTS = {
     "settings of serve": "from dovetail_server.cli.serve import settings_from; settings_from([])",
     "server, text tools ready": (
         "from dovetail.demo import MODEL_DIR; from dovetail.plugins import Registry, make_plan\n"
-        "from dovetail.processing.processor import Processor; from dovetail_server.settings import ServeSettings\n"
-        "import dovetail_server.app, dovetail_server.run\n"
+        "from dovetail.processing.processor import Processor\n"
+        "from dovetail_server.settings.serve import ServeSettings\n"
+        "import dovetail_server.start.app, dovetail_server.start.run\n"
         "plan = make_plan(Registry.scan(), reasoning_parser='qwen3', tool_parser='hermes')\n"
         "from dovetail.runtime.checkpoint.folder import ModelFolder\n"
         "Processor.load(ServeSettings(model_path=str(MODEL_DIR)), plan, ModelFolder(MODEL_DIR, weights=False))"

@@ -39,13 +39,13 @@ def test_code_lines_are_counted(source: str, num: int) -> None:
 def test_rooms_are_folders_of_the_core_and_files_of_the_server() -> None:
     """Each plugin is a room; two calls in a row in one room are no change."""
     files = (
-        "server/dovetail_server/app.py",
+        "server/dovetail_server/start/app.py",
         "server/dovetail_server/routes/files.py",
         "framework/dovetail/text/chat/x.py",
     )
     events = [request_costs.Event(file, "f") for file in (*files, files[-1], "plugins/parsers/dovetail_parsers/p.py")]
     assert [request_costs.room(event.file) for event in events] == [
-        "server/app", "server/routes", "text/chat", "text/chat", "plugin/p.py",
+        "server/start", "server/routes", "text/chat", "text/chat", "plugin/p.py",
     ]  # fmt: skip
     assert request_costs.changes(events) == 3
 

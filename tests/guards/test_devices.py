@@ -20,7 +20,7 @@ ASKS = re.compile(r"\bis_cuda\b|\bdevice\.type\b|\bplace\.type\b")
 ANSWERS = {CONTRACT: 1, "contracts/attention.py": 2, "runtime/device/devices.py": 4}
 """Places that compare types of torch's devices: what answers for one, and kinds that a backend declares."""
 NAMED = {
-    "settings.py": "disable_cuda_graph",  # users' word for graphs, as in vLLM and SGLang
+    "base/settings.py": "disable_cuda_graph",  # users' word for graphs, as in vLLM and SGLang
     "plugins/process_state.py": "cuda",  # torch's own switches: a plugin that leaves one changed is named
 }
 """Identifiers that name CUDA, by file."""
@@ -54,7 +54,7 @@ def words_of(tree: ast.AST) -> Iterator[str]:
 def named(path: str, text: str) -> set[str]:
     """Return the identifiers of a file that name CUDA or NCCL."""
     found = {name for name in names_of(ast.parse(text)) if re.search("cuda|nccl", name, re.IGNORECASE)}
-    return found - {READS} if path != "settings.py" else found
+    return found - {READS} if path != "base/settings.py" else found
 
 
 def imported(text: str) -> set[str]:

@@ -16,8 +16,8 @@ from dovetail.checkpoint.formats import Format, Formats
 from dovetail.contracts.checkpoint import CheckpointFormat, Listing, TensorHeader
 from dovetail.contracts.errors import ModelError, PluginError
 from dovetail.demo import MODEL_DIR
-from dovetail.plugin_settings import PluginSettings
 from dovetail.plugins import Registry
+from dovetail.plugins.settings import PluginSettings
 from dovetail.processing.prepare import prepare
 from dovetail.runtime.checkpoint.files import Checkpoint
 from dovetail.runtime.checkpoint.folder import ModelFolder

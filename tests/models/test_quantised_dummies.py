@@ -12,6 +12,7 @@ from families import make_checkpoint
 from packers import METHODS
 from quantised_models import loaded, make, plugin_of
 
+from dovetail.base.settings import EngineSettings
 from dovetail.contracts.layers import Parallel
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.checkpoint.folder import ModelFolder
@@ -19,7 +20,6 @@ from dovetail.runtime.checkpoint.quantization import built_bytes, choose_quantiz
 from dovetail.runtime.checkpoint.weight_size import weight_size
 from dovetail.runtime.hf_config import architecture, quant_method, read_config
 from dovetail.runtime.runner import ModelRunner
-from dovetail.settings import EngineSettings
 from dovetail_testing.conformance.model_runtime import TinyEngine
 
 BLOCKS_OF_128 = {

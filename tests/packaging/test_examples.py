@@ -19,11 +19,11 @@ from clean_env import EXAMPLES, ROOT, SMALLEST, CleanEnv, free_port
 from safetensors.torch import load_file
 
 import dovetail
+from dovetail.base.distribution import DISTRIBUTION
 from dovetail.demo import MODEL_DIR
-from dovetail.distribution import DISTRIBUTION
 from dovetail.plugins import KINDS
 from dovetail.utils import wait_for_server
-from dovetail_server.shown import HIDDEN
+from dovetail_server.http.shown import HIDDEN
 
 pytestmark = pytest.mark.install
 COMPUTING = ("model", "attention_backend", "quantization")

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import dovetail
-from dovetail.distribution import DISTRIBUTION
+from dovetail.base.distribution import DISTRIBUTION
 
 TEXT = {".md", ".py", ".toml", ".tmpl", ".yml", ".yaml", ".html", ".js"}
 

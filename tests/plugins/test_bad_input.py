@@ -235,7 +235,7 @@ def test_malformed_routes(site: FakeSite, failure, path: str) -> None:
 
 def test_a_route_of_the_servers_own() -> None:
     """A route that the server has already is refused with the plugin's name."""
-    from dovetail_server.hooks import ApiHooks
+    from dovetail_server.serving.hooks import ApiHooks
 
     found = ApiHooks()
     found.add_route("/x/acme/stats", print, "acme:acme")

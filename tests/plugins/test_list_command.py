@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.base.distribution import DISTRIBUTION
 from dovetail.contracts.errors import PluginError
 from dovetail.demo import MODEL_DIR
-from dovetail.distribution import DISTRIBUTION
 from dovetail.plugins.registry import Registry
 from dovetail.processing.plan import plan_plugins
 from dovetail_server.cli import plugin

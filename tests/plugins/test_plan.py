@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from dovetail.base.distribution import DISTRIBUTION
 from dovetail.contracts.errors import PluginError
-from dovetail.distribution import DISTRIBUTION
 from dovetail.plugins import PluginPlan, Registry, make_plan
 from dovetail.plugins.plan import candidates
 from dovetail_testing.site import FakeSite

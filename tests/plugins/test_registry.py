@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
+from dovetail.base.distribution import DISTRIBUTION
 from dovetail.contracts.errors import PluginError
-from dovetail.distribution import DISTRIBUTION
 from dovetail.plugins.records import PluginRecord, PluginState
 from dovetail.plugins.registry import Registry
 from dovetail_testing.site import FakeSite

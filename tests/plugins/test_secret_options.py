@@ -17,8 +17,8 @@ from dovetail.processing.plan import plan_plugins
 from dovetail_server.cli import serve
 from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.http.auth import Keys
-from dovetail_server.settings import ServeSettings
-from dovetail_server.shown import HIDDEN, shown, shown_options
+from dovetail_server.http.shown import HIDDEN, shown, shown_options
+from dovetail_server.settings.serve import ServeSettings
 from dovetail_testing.folder import unread_model
 from dovetail_testing.site import FakeSite
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import requests
 
-from dovetail.distribution import DISTRIBUTION
+from dovetail.base.distribution import DISTRIBUTION
 from dovetail.plugins import KINDS, hookspecs
 from dovetail.plugins.kinds import normalise
 from dovetail_server.cli import main
@@ -312,7 +312,7 @@ def test_an_unhealthy_plugin_makes_the_server_unready(site: FakeSite, monkeypatc
     monkeypatch.setenv("ACME_LOG", "/dev/null")
     install(site)
     from dovetail.plugins import Registry, make_plan
-    from dovetail_server.hooks import ApiHooks
+    from dovetail_server.serving.hooks import ApiHooks
 
     plan = make_plan(Registry.scan(path=[str(site.root)]), hooks=["acme"], options={"acme": {"mood": "gloomy"}})
     hooks = ApiHooks.start(plan)

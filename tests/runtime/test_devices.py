@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 
+from dovetail.base.settings import EngineSettings
 from dovetail.contracts.device import Device
 from dovetail.contracts.errors import ConfigError, ModelError, PluginError
 from dovetail.plugins import PluginPlan, Registry, make_plan
@@ -14,7 +15,6 @@ from dovetail.plugins.plan import as_planned
 from dovetail.processing.prepare import check_ranks
 from dovetail.runtime.device import devices
 from dovetail.runtime.device.devices import CLASSES, check_device, choose, device_of, likely_device, take
-from dovetail.settings import EngineSettings
 from dovetail_testing import FakeSite
 
 GROUP = "dovetail.devices.v1"

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from dovetail.base.settings import EngineSettings
 from dovetail.cache.pool import KVCache
 from dovetail.client.launch import make_engine
 from dovetail.contracts.cache import CacheTensor, Recurrent, Window
@@ -35,7 +36,6 @@ from dovetail.runtime.memory.host import rows_of
 from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan, floor_pages, plan_memory
 from dovetail.runtime.runner import ModelRunner
 from dovetail.sdk.checkpoint import dense_numel
-from dovetail.settings import EngineSettings
 from dovetail_testing.engine import generate
 from dovetail_testing.models import make_model
 

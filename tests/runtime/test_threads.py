@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dovetail import process_limits
+from dovetail.base import process_limits
+from dovetail.base.process_limits import num_cores
 from dovetail.messages import SamplerParams
 from dovetail.plugins import load as load_plan
-from dovetail.process_limits import num_cores
 from dovetail.runtime.ranks import ALONE
 from dovetail.runtime.start import check, load
 from dovetail.runtime.stepper import MANY_TOKENS, StepThreads

@@ -11,11 +11,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from dovetail.base.settings import EngineSettings
 from dovetail.executor import group
 from dovetail.executor.group import GroupExecutor
 from dovetail.runtime.start import capture, check
 from dovetail.runtime.start.capture import start_seconds
-from dovetail.settings import EngineSettings
 from dovetail_testing.engine import make_core
 from dovetail_testing.models import make_model
 

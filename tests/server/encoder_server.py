@@ -21,11 +21,11 @@ from tokenizers.processors import TemplateProcessing
 from dovetail.client.inprocess import InProcessClient
 from dovetail.processing.prepare import prepare
 from dovetail.processing.processor import Processor
-from dovetail_server import preflight
-from dovetail_server.app import create_app
-from dovetail_server.lifecycle import HttpServer
-from dovetail_server.run import engine_settings
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.start import preflight
+from dovetail_server.start.app import create_app
+from dovetail_server.start.lifecycle import HttpServer
+from dovetail_server.start.run import engine_settings
 from dovetail_server.state import ServerState
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

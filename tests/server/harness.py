@@ -22,12 +22,12 @@ from dovetail.plugins.plan import as_planned
 from dovetail.processing.processor import Processor, ProcessorSetup
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.text.chat.template import ChatTemplate
-from dovetail_server import preflight
 from dovetail_server.apis.routes import BUILT_IN
-from dovetail_server.app import create_app
-from dovetail_server.hooks import ApiHooks
-from dovetail_server.lifecycle import HttpServer
-from dovetail_server.settings import ServeSettings
+from dovetail_server.serving.hooks import ApiHooks
+from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.start import preflight
+from dovetail_server.start.app import create_app
+from dovetail_server.start.lifecycle import HttpServer
 from dovetail_server.state import ServerState
 
 

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from spelled import ask, spellings, websocket
 
 from dovetail_server.apis.routes import BUILT_IN
-from dovetail_server.app import routers
 from dovetail_server.http.addresses import Routes
 from dovetail_server.ray.call import ProxiedRequest, ResponseHead
 from dovetail_server.ray.proxy import DeployedModel, FrontState, create_app
 from dovetail_server.routes import admin, profile
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.start.app import routers
 
 USER, ADMIN = "a-key-of-a-user", "the-key-of-the-admin"
 ALL = Routes(

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from dovetail.contracts.errors import RequestError
 from dovetail_server.reading.wire import LARGE
 from dovetail_server.serving.served import Served
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
 
 USER = [{"role": "user", "content": "hi"}]
 LONG = [{"role": "user", "content": "x" * LARGE}]

@@ -21,10 +21,10 @@ from pydantic import SecretStr
 from dovetail.contracts.errors import ConfigError
 from dovetail.utils import wait_for_server
 from dovetail_server.cli.options import load_settings, parse_flags
-from dovetail_server.hooks import AdminEndpoint, ApiHooks, AsgiEndpoint
 from dovetail_server.http.auth import PROBES, Auth, Keys, owner_name, presented_key
-from dovetail_server.run import announce, forget_secrets
-from dovetail_server.startup import StartupTimer
+from dovetail_server.serving.hooks import AdminEndpoint, ApiHooks, AsgiEndpoint
+from dovetail_server.start.run import announce, forget_secrets
+from dovetail_server.start.startup import StartupTimer
 
 ALICE, BOB, ADMIN = "sk-alice-1f6c", "sk-bob-77aa", "sk-admin-e01d"
 CHAT = "/v1/chat/completions"

@@ -17,7 +17,6 @@ from dovetail.contracts.errors import ConfigError
 from dovetail.demo import MODEL_DIR
 from dovetail.messages import EngineInfo
 from dovetail_backends.devices.cuda import CudaDevice
-from dovetail_server import kernel_cache
 from dovetail_server.bench.drive import Seen, num_workers
 from dovetail_server.bench.engine import Round
 from dovetail_server.bench.jobs import Record
@@ -29,7 +28,8 @@ from dovetail_server.bench.stream import StreamScan
 from dovetail_server.bench.wire import UsageCounts
 from dovetail_server.bench.workloads import STANDARD, USER, Workload, sampling_text
 from dovetail_server.cli import bench_serve
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.start import kernel_cache
 
 Harness = Any
 pytestmark = pytest.mark.usefixtures("light_servers")

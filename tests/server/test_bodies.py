@@ -23,8 +23,8 @@ import requests
 from harness import Harness
 from server_tiny import TEMPLATE, write_model
 
+from dovetail.base.forks import ForkServer, ForkStartError, GoneError, receive
 from dovetail.contracts.errors import RequestError
-from dovetail.forks import ForkServer, ForkStartError, GoneError, receive
 from dovetail.grammar.compile.memory import resident_bytes, return_large_blocks
 from dovetail_server.http.auth import NO_CALLER
 from dovetail_server.reading import tasks
@@ -281,9 +281,9 @@ def test_no_room_for_another_process_socket_or_thread(
 
     with monkeypatch.context() as patch:
         if where == "thread":
-            patch.setattr("dovetail.forks.threading", SimpleNamespace(Thread=no_thread))
+            patch.setattr("dovetail.base.forks.threading", SimpleNamespace(Thread=no_thread))
         else:
-            patch.setattr("dovetail.forks.socket.socketpair", full)
+            patch.setattr("dovetail.base.forks.socket.socketpair", full)
         if where == "fork":
             assert harness.post(CHAT, say(PAD, model="another")).status_code == 404, "a process waited for it"
         reply = harness.post(CHAT, say(PAD))
@@ -378,7 +378,7 @@ def test_a_body_that_comes_while_a_process_is_started_ahead_takes_that_one(monke
     """Its socket is there before the process: else there would be two, of which one waits for ever."""
     server, taken = object.__new__(ForkServer), list[Any]()
     server._control, server._waiting = socket.socket(), deque()
-    monkeypatch.setattr("dovetail.forks.socket.send_fds", lambda *_: taken.append(server.take_waiting()))
+    monkeypatch.setattr("dovetail.base.forks.socket.send_fds", lambda *_: taken.append(server.take_waiting()))
     server.fork_ahead()
     assert len(taken) == 1
     assert taken[0] is not None

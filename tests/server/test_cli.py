@@ -16,13 +16,13 @@ from dovetail.contracts.errors import ConfigError, RequestError
 from dovetail.demo import MODEL_DIR
 from dovetail.processing.plan import plan_plugins
 from dovetail.processing.prepare import check_model
-from dovetail_server import preflight
 from dovetail_server.cli import main as dovetail
 from dovetail_server.cli import serve
 from dovetail_server.cli.help_groups import GROUPS, METAVARS, metavar_of
 from dovetail_server.cli.options import build_parser, has_flag, load_settings, parse_flags
 from dovetail_server.compat.flags import TABLE
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.start import preflight
 
 FLAGS = """
 admin-api-key allow-origins allowed-hosts allowed-origins api-key apis body-cpu-limit body-processes body-timeout
@@ -337,6 +337,6 @@ def test_light_commands_import_nothing_heavy(argv: list[str], heavy: set[str]) -
 def test_the_api_process_does_not_import_torch() -> None:
     """Everything the HTTP process runs is importable without torch, and without what only a database needs."""
     heavy = {"torch", "transformers", "numpy", "sqlalchemy", "alembic"}
-    ours = "dovetail_server.app, dovetail_server.run, dovetail_server.lifecycle, dovetail.engine.process"
-    code = f"import sys, {ours}; print(*{heavy} & set(sys.modules))"
+    ours = ", ".join(f"dovetail_server.start.{name}" for name in ("app", "run", "lifecycle"))
+    code = f"import sys, dovetail.engine.process, {ours}; print(*{heavy} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "\n"

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from dovetail.config_file import field_aliases
+from dovetail.base.config_file import field_aliases
 from dovetail.contracts.errors import ConfigError
 from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.compat import endpoints, environment, fields, objects, sent
 from dovetail_server.compat.flags import SHORT, TABLE, find
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
 
 FOLDER = Path(__file__).parent / "compat"
 OWN = {name.replace("_", "-") for name in field_aliases(ServeSettings)}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from harness import Harness
 
-from dovetail_server.examples import BODIES
+from dovetail_server.openapi.examples import BODIES
 from dovetail_server.routes.docs import ASSETS
 
 

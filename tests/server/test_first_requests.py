@@ -16,9 +16,9 @@ import requests
 from starlette.routing import Match
 
 from dovetail.demo import MODEL_DIR
-from dovetail_server import run
-from dovetail_server.app import build_routes, create_app
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.start import run
+from dovetail_server.start.app import build_routes, create_app
 from dovetail_server.state import ServerState
 from dovetail_testing.scripted import ScriptedEngine
 
@@ -95,7 +95,7 @@ def modules(base: str) -> set[str]:
 def test_first_requests_import_nothing(base: str) -> None:
     """One after the other, as each would be the first."""
     before = modules(base)
-    assert "dovetail_server.app" in before
+    assert "dovetail_server.start.app" in before
     late = {}
     for name, (path, body) in BODIES.items():
         reply = requests.post(f"{base}{path}", json={"model": "dovetail-demo", **body}, timeout=120)

@@ -18,9 +18,9 @@ from dovetail_server.gateway.fleet import Fleet, Worker
 from dovetail_server.gateway.metrics import merged
 from dovetail_server.gateway.relayed_log import WorkerLog, tagged
 from dovetail_server.gateway.worker_settings import divide, worker_config, worker_environment
-from dovetail_server.preflight import bind
 from dovetail_server.relay.places import MAX_TEXT_BYTES, beginning
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.start.preflight import bind
 
 
 @pytest.fixture(autouse=True)

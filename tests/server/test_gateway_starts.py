@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 from gateway_process import Served, chat
 
+from dovetail.base.supervisor import Supervisor
 from dovetail.contracts.errors import DovetailError
-from dovetail.supervisor import Supervisor
 from dovetail_server.gateway import child as child_module
 from dovetail_server.gateway import run as run_module
 from dovetail_server.gateway import smg_process
@@ -28,7 +28,7 @@ from dovetail_server.gateway.fleet import Fleet, Worker
 from dovetail_server.gateway.placement import LINE_BYTES, _last_line
 from dovetail_server.gateway.relayed_log import WorkerLog
 from dovetail_server.gateway.run import Gateway
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -16,8 +16,8 @@ from server_tiny import NO_TENSORS, write_model
 from dovetail.contracts.errors import ConfigError
 from dovetail.processing.plan import configure, plan_plugins
 from dovetail.processing.prepare import check_model
-from dovetail_server.hooks import ApiHooks
-from dovetail_server.settings import ServeSettings
+from dovetail_server.serving.hooks import ApiHooks
+from dovetail_server.settings.serve import ServeSettings
 
 SOURCE = """
 import sys

@@ -19,8 +19,8 @@ from server_tiny import write_model
 from dovetail.contracts.errors import ModelError
 from dovetail.processing.prepare import check_model
 from dovetail.runtime.checkpoint import hub
-from dovetail_server import preflight
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.start import preflight
 
 NAME = "acme/tiny"
 COMMIT = "a" * 40

@@ -20,7 +20,7 @@ from dovetail.messages.media import read_arrays
 from dovetail.processing.image_parts import PlainPlaceholders, surrounded
 from dovetail.text.chat.template import ChatTemplate
 from dovetail_parsers.tools.hermes import HermesTools
-from dovetail_server.errors import ServiceError
+from dovetail_server.errors.catalogue import ServiceError
 from dovetail_server.media import decode
 from dovetail_server.media.cache import KEPT
 from dovetail_server.media.folder import MediaFiles, MediaFolder

@@ -23,7 +23,7 @@ from harness import Harness
 from dovetail.contracts.errors import ConfigError, RequestError
 from dovetail.messages import BACKGROUND
 from dovetail_server.cli.hash_key import main as hash_key
-from dovetail_server.errors import ServiceError, to_reply
+from dovetail_server.errors.catalogue import ServiceError, to_reply
 from dovetail_server.gateway.fan_out import FanOut
 from dovetail_server.http.auth import CALLER, Keys, owner_name
 from dovetail_server.serving.common import service_of

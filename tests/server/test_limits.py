@@ -14,7 +14,7 @@ import requests
 from exchanges import error_of
 from harness import Harness
 
-from dovetail_server.examples import BODIES, fill
+from dovetail_server.openapi.examples import BODIES, fill
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import requests
 
-from dovetail.log_json import JsonFormatter
+from dovetail.base.log_json import JsonFormatter
 
 pytestmark = pytest.mark.usefixtures("light_servers")
 PLUGIN = """

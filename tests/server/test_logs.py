@@ -14,8 +14,8 @@ from dovetail.contracts.errors import EngineError
 from dovetail.engine.process import ProcessClient
 from dovetail.plugins import Registry, make_plan
 from dovetail_server.observe.logs import SHOWN, without_secrets
-from dovetail_server.run import make_engine
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.start.run import make_engine
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from dovetail.contracts.observers import HttpEnd, RequestEnd, RequestObserver, RequestProgress, RequestStart
-from dovetail_server.hooks import ApiHooks, AsgiEndpoint
 from dovetail_server.metrics.exposition import Metrics
 from dovetail_server.metrics.series import GAP_S, STYLES, VLLM_GAP_S, Gauge
 from dovetail_server.metrics.tally import Histogram
 from dovetail_server.observe import token_timer as timer_module
 from dovetail_server.observe.observers import Observers
 from dovetail_server.observe.token_timer import EVERY, EXACT, TokenTimer
+from dovetail_server.serving.hooks import ApiHooks, AsgiEndpoint
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

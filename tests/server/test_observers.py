@@ -13,9 +13,9 @@ from harness import Harness
 
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.observers import HttpEnd, LoadStats, RequestObserver, StatLogger
-from dovetail_server.hooks import ApiHooks
 from dovetail_server.observe import observers as module
 from dovetail_server.observe.observers import Observers
+from dovetail_server.serving.hooks import ApiHooks
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

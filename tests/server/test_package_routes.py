@@ -26,7 +26,7 @@ from dovetail.processing.apis import routes_of
 from dovetail_server.apis.guarded import Guarded
 from dovetail_server.apis.loaded import made as apis_made
 from dovetail_server.apis.routes import BUILT_IN
-from dovetail_server.app import check_apis
+from dovetail_server.start.app import check_apis
 
 
 @pytest.mark.parametrize("status", [None, "400", 200, 99, 9999, True])

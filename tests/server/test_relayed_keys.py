@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from dovetail_server.gateway.state import GatewayState
 from dovetail_server.http.auth import Auth
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.tenants.keys_file import key_hash
 from dovetail_server.tenants.tenant import RATE_HEADERS
 

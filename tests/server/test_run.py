@@ -15,8 +15,8 @@ from fake_engine import FakeEngine, failing
 from server_tiny import NO_TENSORS, write_model
 
 from dovetail.contracts.errors import EngineError
-from dovetail_server import preflight, run
 from dovetail_server.cli import serve
+from dovetail_server.start import preflight, run
 
 
 @pytest.fixture

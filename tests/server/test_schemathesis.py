@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from dovetail_server.app import create_app
+from dovetail_server.start.app import create_app
 
 CHECKS = [not_a_server_error, status_code_conformance, response_schema_conformance, content_type_conformance]
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "temperature": 0}
@@ -29,7 +29,7 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "tempe
 
 def routes() -> list[tuple[str, str]]:
     """Return path and method of every documented operation, without a server."""
-    from dovetail_server.settings import ServeSettings
+    from dovetail_server.settings.serve import ServeSettings
     from dovetail_server.state import ServerState
     from dovetail_testing.scripted import ScriptedEngine
 

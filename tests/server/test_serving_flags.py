@@ -12,8 +12,8 @@ from exchanges import events
 from harness import Harness
 
 from dovetail.contracts.errors import ConfigError
-from dovetail_server import preflight
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.start import preflight
 
 USER = [{"role": "user", "content": "hi"}]
 CHAT = {"model": "tiny", "messages": USER}

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import requests
 
-from dovetail_server import preflight
+from dovetail_server.start import preflight
 
 pytestmark = pytest.mark.usefixtures("light_servers")
 

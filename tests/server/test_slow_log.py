@@ -13,10 +13,10 @@ from harness import Harness
 
 from dovetail.contracts.observers import ChoiceTimes, HttpStart, RequestEnd, RequestObserver, RequestStart
 from dovetail.messages import Finish, Times, TokenDelta
-from dovetail_server.hooks import ApiHooks
 from dovetail_server.observe.slow_log import SlowLog
 from dovetail_server.serving import choice as module
 from dovetail_server.serving.choice import ChoiceClock
+from dovetail_server.serving.hooks import ApiHooks
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

@@ -10,7 +10,7 @@ import pytest
 from exchanges import error_of, events
 from harness import Harness
 
-from dovetail_server.errors import ServiceError
+from dovetail_server.errors.catalogue import ServiceError
 from dovetail_server.storage.completions import CompletionStore
 
 URL = "/v1/chat/completions"

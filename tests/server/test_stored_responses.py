@@ -14,7 +14,7 @@ from harness import Harness
 from replies import fold_response, response_events, strict_response, text_of
 from response_requests import ask, prompt_of, refused
 
-from dovetail.supervisor import Supervisor
+from dovetail.base.supervisor import Supervisor
 from dovetail_server.apis.responses.background import (
     LOG_BYTES,
     LOG_S,

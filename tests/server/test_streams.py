@@ -254,7 +254,7 @@ def test_an_engine_that_hangs_does_not_keep_the_server_from_ending(
     make_harness: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the engine does not answer the abort either, it is ended, and its streams with it."""
-    monkeypatch.setattr("dovetail_server.lifecycle.LAST_WORDS_S", 0.3)
+    monkeypatch.setattr("dovetail_server.start.lifecycle.LAST_WORDS_S", 0.3)
     harness = make_harness(drain_timeout=0.1, stream_keep_alive=0.1)
     harness.state.engine = Ticking(harness, [1], 1)  # type: ignore[assignment]  # it never ticks
     with requests.post(harness.base + CHAT, json=BODY, stream=True, timeout=60) as reply:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from dovetail.base.settings import EngineSettings
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.device import devices
 from dovetail.runtime.start import check
-from dovetail.settings import EngineSettings
 from dovetail_backends.devices.cuda import CudaDevice
 from dovetail_server.cli import main, warm
 from dovetail_testing.models import make_model

@@ -13,11 +13,11 @@ import uvicorn
 from harness import Harness
 from wire import Wire, request
 
-from dovetail_server import preflight
 from dovetail_server.http.connections import Connections, most_connections, network_of, raise_file_limit
-from dovetail_server.lifecycle import ACCEPTED_AT_ONCE, ForcedServer
-from dovetail_server.run import new_event_loop
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.start import preflight
+from dovetail_server.start.lifecycle import ACCEPTED_AT_ONCE, ForcedServer
+from dovetail_server.start.run import new_event_loop
 
 
 def refused(harness: Harness, address: str = "127.0.0.1") -> str | None:

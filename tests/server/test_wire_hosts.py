@@ -11,7 +11,7 @@ from pydantic import SecretStr, ValidationError
 from wire import JSON_TYPE, Wire, still_answers
 
 from dovetail_server.http.hosts import HostRules
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
 
 
 def ask(

@@ -10,7 +10,7 @@ import pytest
 from harness import Harness
 from wire import CHUNKED, JSON_TYPE, Wire, request, still_answers
 
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
 
 POST = b"POST /tokenize HTTP/1.1"
 BODY = b'{"prompt":"' + b"a" * 4000 + b'"}'

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from dovetail.supervisor import Supervisor
-from dovetail_server.errors import ServiceError
-from dovetail_server.settings import ServeSettings
+from dovetail.base.supervisor import Supervisor
+from dovetail_server.errors.catalogue import ServiceError
+from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.storage.database import Database, connect, database_url
 from dovetail_server.storage.lazy import LazyStorage
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from dovetail import supervisor
+from dovetail.base import supervisor
 from dovetail_server.batches import backoff, lifecycle, processes, runner, service, writer
 from dovetail_server.schema.batches import BatchError
 from dovetail_server.storage.disk import PASSING

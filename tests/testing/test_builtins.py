@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.distribution import DISTRIBUTION
+from dovetail.base.distribution import DISTRIBUTION
 from dovetail.plugins import KINDS
 from dovetail_backends.kernels.triton import DRAWS, MADE, MIXTURES
 from dovetail_testing import Sample, check_class, conformance_class

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dovetail.base.model_files import check_is_file
 from dovetail.contracts.checkpoint import CheckpointFormat, Listing
 from dovetail.contracts.errors import DovetailError, ModelError, PluginError, described
-from dovetail.model_files import check_is_file
 
 if TYPE_CHECKING:
     from dovetail.plugins import LoadedPlugins, Registry

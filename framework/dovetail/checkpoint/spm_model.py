@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from dovetail.base.model_files import check_is_file
 from dovetail.contracts.errors import ModelError
-from dovetail.model_files import check_is_file
 
 FILE = "tokenizer.model"
 MAX_BYTES = 64 << 20

@@ -20,10 +20,10 @@ from typing import Any
 
 import msgspec
 
+from dovetail.base.model_files import MAX_ID, check_is_file, is_there, object_if_there, read_text
 from dovetail.checkpoint.formats import Formats, StoredFormat
 from dovetail.checkpoint.spm_model import spm_model
 from dovetail.contracts.errors import ModelError
-from dovetail.model_files import MAX_ID, check_is_file, is_there, object_if_there, read_text
 
 TEKKEN = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
 """What every `tekken.json` of Mistral's means and only its library says."""

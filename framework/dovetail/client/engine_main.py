@@ -10,19 +10,19 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail import imports, log
+from dovetail.base import imports, log
+from dovetail.base.orphans import wake_when_orphaned
+from dovetail.base.settings import EngineSettings
 from dovetail.contracts.errors import ConfigError, described, said
 from dovetail.engine.loop import ClosedError, run_loop
 from dovetail.engine.stall_logger import StallLogger
 from dovetail.engine.wire import SocketTransport, Start, StartSigns
 from dovetail.messages import EngineFailed, Ready, Working
-from dovetail.orphans import wake_when_orphaned
 from dovetail.plugins import load
 from dovetail.plugins.exits import ended_by, innermost, name_exits
 from dovetail.plugins.loader import naming_plugin
 from dovetail.plugins.manager import running_hooks
 from dovetail.runtime.device.devices import likely_device
-from dovetail.settings import EngineSettings
 
 logger = logging.getLogger("dovetail.engine")
 WARM_UP_S = 20.0

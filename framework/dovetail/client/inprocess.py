@@ -9,6 +9,7 @@ import threading
 
 import msgspec
 
+from dovetail.base.settings import EngineSettings
 from dovetail.contracts.errors import ConfigError, said
 from dovetail.engine.loop import ClosedError, run_loop
 from dovetail.engine.streams import CLOSED, StreamClient
@@ -16,7 +17,6 @@ from dovetail.messages import Control, EngineFailed, EngineInfo, FromEngine, Rea
 from dovetail.plugins import PluginPlan, load
 from dovetail.plugins.loader import naming_plugin
 from dovetail.plugins.manager import running_hooks
-from dovetail.settings import EngineSettings
 
 
 class InProcessClient(StreamClient):

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 
+from dovetail.base.settings import EngineSettings
 from dovetail.checkpoint.formats import Formats
 from dovetail.contracts.errors import DovetailError
 from dovetail.engine.core import EngineCore
@@ -15,7 +16,6 @@ from dovetail.executor.local import LocalExecutor
 from dovetail.grammar.compile.early import EarlyTokenizer
 from dovetail.plugins import LoadedPlugins
 from dovetail.runtime.checkpoint.folder import ModelFolder
-from dovetail.settings import EngineSettings
 from dovetail.text.tokenizer.ends import end_ids
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-ASIDE = (sys.executable, "-m", "dovetail.aside")
+ASIDE = (sys.executable, "-m", "dovetail.base.aside")
 """Command of a process beside the engine, followed by the name that its log lines have and `module:function`."""
 
 

@@ -8,6 +8,7 @@ from time import perf_counter
 
 import msgspec
 
+from dovetail.base.settings import EngineSettings
 from dovetail.contracts.observers import CacheEvent
 from dovetail.engine.device_rows import DeviceRows
 from dovetail.engine.first_requests import serve_first
@@ -45,7 +46,6 @@ from dovetail.messages import (
 from dovetail.messages.executor import Executor, StepError
 from dovetail.messages.step import PrepareResult
 from dovetail.plugins import LoadedPlugins
-from dovetail.settings import EngineSettings
 
 POLL_S = 0.002
 """How long the engine sleeps at a time if all it has waits for grammars."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
+from dovetail.base.settings import EngineSettings
 from dovetail.engine import stats_log
 from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.messages import EngineInfo, SamplerParams, Submit
-from dovetail.settings import EngineSettings
 
 PROMPT_LEN, NUM_NEW = 40, 3
 PARAMS = (

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dovetail.base.settings import EngineSettings
 from dovetail.contracts.grammar import Vocabulary
 from dovetail.engine.request import EngineRequest, GrammarRequest, StepPlan
 from dovetail.engine.scheduler import Scheduler
@@ -27,7 +28,6 @@ from dovetail.messages import Finish, GrammarOption, Submit, Thinking
 from dovetail.messages.executor import Executor, StepError
 from dovetail.messages.step import StepLate
 from dovetail.plugins import LoadedPlugins
-from dovetail.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dovetail.base.settings import EngineSettings
 from dovetail.messages.step import ExecutorInfo
-from dovetail.settings import EngineSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from dovetail.base.settings import EngineSettings
+from dovetail.base.supervisor import Supervisor
 from dovetail.engine.poison_isolation import ALARM_S, RestartLimit, has_got_on, note_crash, to_try
 from dovetail.engine.process_handle import EngineProcess
 from dovetail.engine.stall_logger import EngineWatchdog
@@ -30,8 +32,6 @@ from dovetail.messages import (
     ToEngine,
 )
 from dovetail.plugins import PluginPlan
-from dovetail.settings import EngineSettings
-from dovetail.supervisor import Supervisor
 
 logger = logging.getLogger("dovetail.engine")
 

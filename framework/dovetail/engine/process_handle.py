@@ -16,9 +16,9 @@ from typing import cast
 
 import msgspec
 
+from dovetail.base.frames import FrameReader, frame
 from dovetail.engine.wire import Start, SubmitEncoder
 from dovetail.messages import EngineFailed, FromEngine, ToEngine
-from dovetail.messages.frames import FrameReader, frame
 
 # The directory of the socket between server and engine, which only this user can enter.
 #

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from dovetail.base.frames import FrameReader, frame
 from dovetail.engine.loop import ClosedError
 from dovetail.messages import Abort, Control, FromEngine, SamplerParams, Submit, ToEngine, Working
-from dovetail.messages.frames import FrameReader, frame
 from dovetail.plugins import PluginPlan
 
 SIGN_S = 2.0

@@ -21,8 +21,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.base.distribution import DISTRIBUTION
+from dovetail.base.settings import EngineSettings
 from dovetail.contracts.errors import ConfigError
-from dovetail.distribution import DISTRIBUTION
 from dovetail.executor.followers import Follower, ProcessFollower, RankError, RankFollowers
 from dovetail.executor.local import LocalExecutor
 from dovetail.executor.rank_messages import (
@@ -50,7 +51,6 @@ from dovetail.runtime.memory.checks import check_equal
 from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan
 from dovetail.runtime.ranks import Rank, communicator, parallel_of
 from dovetail.runtime.start.capture import start_seconds
-from dovetail.settings import EngineSettings
 
 LOAD_S = 1800.0
 """What a rank may take to load its share."""

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dovetail.base.settings import EngineSettings
 from dovetail.messages import ProfileSpec
 from dovetail.messages.executor import StepError
 from dovetail.messages.step import (
@@ -30,7 +31,6 @@ from dovetail.runtime.profiling import TorchProfile
 from dovetail.runtime.ranks import ALONE, Rank
 from dovetail.runtime.runner import ModelRunner
 from dovetail.runtime.step import InFlightStep
-from dovetail.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,9 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from dovetail import log
+from dovetail.base import log
+from dovetail.base.orphans import wake_when_orphaned
+from dovetail.base.settings import EngineSettings
 from dovetail.contracts.errors import ConfigError, described, said
 from dovetail.contracts.ranks import Communicator
 from dovetail.executor.group import CONNECT_S, about
@@ -39,14 +41,12 @@ from dovetail.executor.rank_messages import (
     send,
 )
 from dovetail.messages.executor import ProfileError, StepError
-from dovetail.orphans import wake_when_orphaned
 from dovetail.plugins import LoadedPlugins, load
 from dovetail.plugins.loader import naming_plugin
 from dovetail.plugins.manager import running_hooks
 from dovetail.runtime.device.devices import find_device
 from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan
 from dovetail.runtime.ranks import Rank, communicator, parallel_of
-from dovetail.settings import EngineSettings
 
 logger = logging.getLogger("dovetail.engine")
 SHUTDOWN_TIMEOUT_S = 2.0

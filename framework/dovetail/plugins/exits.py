@@ -11,7 +11,7 @@ import sys
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-from dovetail import log
+from dovetail.base import log
 from dovetail.plugins.time_limit import running
 
 OWN = ("dovetail", "dovetail_server", "multiprocessing")

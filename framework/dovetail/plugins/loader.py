@@ -16,8 +16,8 @@ from importlib import import_module
 from types import FrameType
 from typing import Any
 
+from dovetail.base.distribution import DISTRIBUTION
 from dovetail.contracts.errors import DovetailError, PluginError, described
-from dovetail.distribution import DISTRIBUTION
 from dovetail.plugins.adapters import adapt
 from dovetail.plugins.files import PluginFileError, load_file
 from dovetail.plugins.kinds import KINDS, ROLES, normalise, split_qualified

@@ -10,6 +10,11 @@ from dovetail.plugins.monkeypatches import CORE
 
 _MISSING = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
 _PACKAGES = {
+    ("dovetail", "dovetail.base"): (
+        "aside config_file distribution forks identity imports log log_json model_files orphans panics process_limits "
+        "settings supervisor word_lists word_numbers"
+    ),
+    ("dovetail.messages", "dovetail.base"): "frames",
     ("dovetail.gguf", "dovetail_backends.gguf"): "blocks config reader",
     ("dovetail.grammar.spec", "dovetail.sdk.schemas"): "formats schema structural",
     ("dovetail.sdk.layers.ops", "dovetail_backends.kernels.triton"): (
@@ -30,7 +35,10 @@ MODULES = {f"{old}.{name}": f"{new}.{name}" for (old, new), names in _PACKAGES.i
     "dovetail.grammar.bits": "dovetail.sdk.masks",
     "dovetail.grammar.spec.expressions": "dovetail.sdk.expressions",
     "dovetail.layers": "dovetail.sdk.layers (packed_forms, scratch and words: dovetail.sdk.quantization)",
+    "dovetail.llm": "dovetail.offline.llm (dovetail.LLM)",
+    "dovetail.llm_types": "dovetail.offline.types (dovetail.SamplingParams)",
     "dovetail.messages.seeds": "dovetail.contracts.seeds",
+    "dovetail.plugin_settings": "dovetail.plugins.settings",
     "dovetail.plugins.contexts": "dovetail.contracts.hooks",
     "dovetail.runtime.cuda_ranks": "dovetail_backends.devices.cuda_ranks",
     "dovetail.runtime.device.draw_params": "dovetail.sdk.rows",

@@ -16,7 +16,7 @@ from importlib.metadata import Distribution, distributions
 from typing import Any, NamedTuple
 
 import dovetail
-from dovetail.distribution import DISTRIBUTION, OTHER_PROJECT
+from dovetail.base.distribution import DISTRIBUTION, OTHER_PROJECT
 from dovetail.plugins.clues import PARSERS, Clue, parse_clues
 from dovetail.plugins.kinds import KIT_GROUP, MANIFEST_GROUP, ROLES, normalise_distribution
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
 
-from dovetail import log
+from dovetail.base import log
 from dovetail.contracts.errors import PluginError
 from dovetail.plugins.signals import catching_signals
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from dovetail.base.model_files import object_if_there
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.processor import ImageLayout, ImageProcessor
 from dovetail.messages.media import ArrayRef, MediaSpan
-from dovetail.model_files import object_if_there
 from dovetail.plugins import LoadedPlugins
 from dovetail.runtime.checkpoint.folder import ModelFolder
 

@@ -13,9 +13,10 @@ from typing import Any
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from dovetail.config_file import read_config
+from dovetail.base.config_file import read_config
+from dovetail.base.word_numbers import wanted
 from dovetail.contracts.errors import ConfigError
-from dovetail.plugin_settings import (
+from dovetail.plugins.settings import (
     ARGUMENT,
     ENV_PREFIX,
     GivenOption,
@@ -24,7 +25,6 @@ from dovetail.plugin_settings import (
     merge_options,
 )
 from dovetail.processing.text_settings import TextSettings
-from dovetail.word_numbers import wanted
 
 logger = logging.getLogger("dovetail")
 SHORT = {

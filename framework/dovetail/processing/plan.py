@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from dovetail.contracts import ConfigDraft
 from dovetail.contracts.errors import ConfigError, PluginError
-from dovetail.plugin_settings import ARGUMENT, ENV_PREFIX, OF_THIS_RUN, GivenOption, PluginSettings, is_secret
 from dovetail.plugins import HookManager, PlannedPlugin, PluginPlan, Registry, load, make_plan
 from dovetail.plugins.files import add_file, given_files
 from dovetail.plugins.kinds import KINDS
@@ -24,6 +23,7 @@ from dovetail.plugins.loader import describe, import_planned, naming_plugin, opt
 from dovetail.plugins.lock import check_files, read_lock
 from dovetail.plugins.options import OptionError, describe_options, option_key, plain_options
 from dovetail.plugins.plan import AUTO
+from dovetail.plugins.settings import ARGUMENT, ENV_PREFIX, OF_THIS_RUN, GivenOption, PluginSettings, is_secret
 from dovetail.plugins.time_limit import time_limit
 from dovetail.processing.classes import Classes, register_classes
 from dovetail.runtime.checkpoint.folder import ModelFolder

@@ -14,10 +14,10 @@ from dovetail.checkpoint.formats import Formats
 from dovetail.contracts.config import ranks_for
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.needs import unserved
-from dovetail.plugin_settings import PluginSettings
 from dovetail.plugins import PluginPlan, Registry
 from dovetail.plugins.config_facts import config_facts
 from dovetail.plugins.plan import AUTO
+from dovetail.plugins.settings import PluginSettings
 from dovetail.processing.classes import Classes
 from dovetail.processing.plan import plan_plugins, scan_once
 from dovetail.runtime.checkpoint.folder import ModelFolder

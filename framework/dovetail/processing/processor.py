@@ -9,13 +9,14 @@ from typing import Any, Literal, Protocol, get_args
 
 import msgspec
 
+from dovetail.base.distribution import DISTRIBUTION
+from dovetail.base.settings import Task
 from dovetail.checkpoint.formats import AUTO, Formats
 from dovetail.contracts.errors import ConfigError, RequestError
 from dovetail.contracts.output import TemplateView
 from dovetail.contracts.processor import ImageProcessor
 from dovetail.contracts.reasoning import ReasoningParser
 from dovetail.contracts.tools import ToolParser
-from dovetail.distribution import DISTRIBUTION
 from dovetail.grammar.pipeline import StructuredOutputs
 from dovetail.messages import EngineInfo
 from dovetail.plugins import LoadedPlugins, PlannedPlugin, PluginPlan, load
@@ -27,7 +28,6 @@ from dovetail.processing.reranker import Reranker
 from dovetail.processing.sampling import LogitsRequests, SamplingLimits
 from dovetail.processing.text_settings import TextSettings, template_switches
 from dovetail.runtime.checkpoint.folder import ModelFolder
-from dovetail.settings import Task
 from dovetail.text.chat.budget import FULL, INLINE
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.parsing.fitted import bound_reasoning, bound_tools, thinking_behind

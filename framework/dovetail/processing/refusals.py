@@ -1,4 +1,4 @@
-"""Refusals of requests, worded once for the server and `LLM`; the server's own are in `dovetail_server.errors`."""
+"""Refusals of requests, worded once for the server and `LLM`; the server's own are its `errors.catalogue`."""
 
 from __future__ import annotations
 

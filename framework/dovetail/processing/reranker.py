@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
+from dovetail.base.model_files import MAX_ID
 from dovetail.contracts.errors import ConfigError, ModelError
-from dovetail.model_files import MAX_ID
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer

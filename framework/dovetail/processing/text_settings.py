@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode
 
-from dovetail.plugin_settings import PluginSettings
-from dovetail.settings import flag
+from dovetail.base.settings import flag
+from dovetail.plugins.settings import PluginSettings
 
 SamplingName = Literal["temperature", "top_p", "top_k", "min_p", "repetition_penalty"]
 

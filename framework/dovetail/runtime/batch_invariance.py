@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from dovetail.base.settings import EngineSettings
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.model import ModelPlugin
 from dovetail.runtime.device.devices import device_of
-from dovetail.settings import EngineSettings
 
 
 def claims(plugin: type[ModelPlugin]) -> bool:

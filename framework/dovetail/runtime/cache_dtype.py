@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dovetail.base.settings import EngineSettings
 from dovetail.contracts.cache import CacheTensor, Recurrent, ScaledDtype
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ConfigError
-from dovetail.settings import EngineSettings
 
 NAMES: dict[str, ScaledDtype] = {"fp8": "float8_e4m3fn", "int8": "int8"}
 

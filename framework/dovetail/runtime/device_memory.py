@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
+from dovetail.base.settings import EngineSettings
 from dovetail.cache.pool import KVCache
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ConfigError
@@ -19,7 +20,6 @@ from dovetail.runtime.memory.checks import gib
 from dovetail.runtime.memory.host import host_bytes, print_table, resident_bytes
 from dovetail.runtime.memory.plan import NUM_PADDING_ROWS, DeviceBytes, MemoryPlan, plan_memory
 from dovetail.runtime.ranks import ALONE, Rank
-from dovetail.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 

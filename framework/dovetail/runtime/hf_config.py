@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dovetail.base.model_files import is_there, object_if_there, read_json, read_object
 from dovetail.checkpoint.formats import Formats, StoredFormat
 from dovetail.contracts.errors import ModelError
-from dovetail.model_files import is_there, object_if_there, read_json, read_object
 
 BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Where Model Optimizer, early AutoGPTQ and AutoAWQ say how weights are stored, if `config.json` does not: the method

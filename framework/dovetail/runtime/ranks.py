@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dovetail.base.settings import EngineSettings
 from dovetail.contracts.layers import Parallel
 from dovetail.contracts.ranks import Communicator, PeerMemory
 from dovetail.messages import KernelUse
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan
-from dovetail.settings import EngineSettings
 
 
 class Meeting(Protocol):

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, get_args
 
+from dovetail.base.settings import EngineSettings
 from dovetail.messages.step import GraphKey
 from dovetail.plugins import LoadedPlugins
 from dovetail.runtime.memory.plan import MemoryPlan
 from dovetail.runtime.ranks import ALONE, Rank
 from dovetail.runtime.start import allocate, capture, check, load, probe
-from dovetail.settings import EngineSettings
 
 # Names and times the phases of a start: whatever fails says in which of them it did.
 

@@ -370,7 +370,7 @@ def _import(target: str, what: str) -> Any:
 
 def _known_settings() -> frozenset[str]:
     """Names of all settings: the server's where it is installed, which it is with Dovetail."""
-    home = "dovetail_server.settings" if importlib.util.find_spec("dovetail_server") else "dovetail.settings"
+    home = "dovetail_server.settings.serve" if importlib.util.find_spec("dovetail_server") else "dovetail.base.settings"
     module = importlib.import_module(home)
     settings = getattr(module, "ServeSettings", None) or module.EngineSettings
     return frozenset(settings.model_fields)

@@ -19,7 +19,7 @@ from dovetail.contracts.requests import JsonObject, Request
 from dovetail.processing.checked import checked
 from dovetail.text.inline import InlineCostError
 from dovetail_server.apis.watch import WATCH, Interruption
-from dovetail_server.error_body import ErrorBody, ErrorDetail
+from dovetail_server.errors.body import ErrorBody, ErrorDetail
 
 logger = logging.getLogger("dovetail.server")
 T = TypeVar("T")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from inspect import signature
 from typing import TYPE_CHECKING
 
+from dovetail.base.distribution import DISTRIBUTION
 from dovetail.contracts.api import Api, Route
 from dovetail.contracts.errors import PluginError
-from dovetail.distribution import DISTRIBUTION
 from dovetail.plugins import PluginPlan, load, make_plan
 from dovetail.plugins.loader import LoadedPlugins, describe, naming_plugin
 from dovetail.processing.apis import is_below, routes_of
@@ -16,7 +16,7 @@ from dovetail_server.apis.guarded import Guarded
 from dovetail_server.apis.routes import BUILT_IN
 
 if TYPE_CHECKING:
-    from dovetail.plugin_settings import PluginSettings
+    from dovetail.plugins.settings import PluginSettings
 
 
 def apis_of(plan: PluginPlan) -> list[Api]:

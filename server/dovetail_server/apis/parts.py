@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from dovetail.contracts.replies import ChoiceView, Failure, Reply
-from dovetail_server.error_body import ErrorBody, ErrorDetail
+from dovetail_server.errors.body import ErrorBody, ErrorDetail
 from dovetail_server.schema.common import Usage
 
 DONE = b"data: [DONE]\n\n"

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, TypeVar
 
-from dovetail import log
+from dovetail.base import log
 from dovetail.contracts.errors import PluginError
 from dovetail.text.inline import InlineCostError
 

@@ -14,7 +14,6 @@ from dovetail.contracts.errors import EngineDeadError, RequestError
 from dovetail.contracts.requests import Request
 from dovetail.messages import BACKGROUND
 from dovetail.text.inline import InlineCostError
-from dovetail_server import errors
 from dovetail_server.apis.embeddings import serve as embeddings
 from dovetail_server.apis.embeddings.schema import EmbeddingRequest
 from dovetail_server.apis.rerank import serve as rerank
@@ -25,6 +24,7 @@ from dovetail_server.apis.score import serve as score
 from dovetail_server.apis.score.schema import ScoreRequest
 from dovetail_server.apis.watch import WATCH
 from dovetail_server.batches.result import LineUsage, Result, decode_head, refusal, result_line
+from dovetail_server.errors import catalogue as errors
 from dovetail_server.http.auth import CALLER
 from dovetail_server.reading import responses as response_bodies
 from dovetail_server.reading import tasks

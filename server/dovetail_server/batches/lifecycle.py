@@ -13,7 +13,7 @@ from dovetail_server.batches.backoff import Backoff
 from dovetail_server.batches.finalize import BatchFinalizer
 from dovetail_server.batches.processes import LeaseLostError
 from dovetail_server.batches.store import BatchStore, Lease
-from dovetail_server.errors import ServiceError
+from dovetail_server.errors.catalogue import ServiceError
 from dovetail_server.schema.batches import BatchError
 from dovetail_server.storage.disk import PASSING
 

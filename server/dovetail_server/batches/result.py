@@ -10,8 +10,8 @@ import msgspec
 
 from dovetail.contracts.api import Api
 from dovetail.contracts.replies import Failure, Tokens
-from dovetail_server import errors
-from dovetail_server.error_body import ErrorBody
+from dovetail_server.errors import catalogue as errors
+from dovetail_server.errors.body import ErrorBody
 from dovetail_server.http.api_errors import failure_reply
 from dovetail_server.http.json_lines import one_line
 

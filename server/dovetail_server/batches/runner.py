@@ -21,7 +21,7 @@ from dovetail_server.batches.processes import LeaseLostError
 from dovetail_server.batches.result import Result, lost_line, refusal
 from dovetail_server.batches.store import BatchStore
 from dovetail_server.batches.writer import ResultWriter
-from dovetail_server.errors import ServiceError
+from dovetail_server.errors.catalogue import ServiceError
 from dovetail_server.http.auth import CALLER
 from dovetail_server.http.origin import ORIGIN, Origin
 from dovetail_server.storage.disk import PASSING, free_bytes, read_at

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING
 
 from dovetail.contracts.errors import RequestError
-from dovetail_server import errors
 from dovetail_server.apis.responses.background import BackgroundResponses
 from dovetail_server.apis.responses.conversations import ConversationStore
 from dovetail_server.apis.responses.store import ResponseStore
@@ -22,7 +21,8 @@ from dovetail_server.batches.processes import Processes
 from dovetail_server.batches.runner import Runner
 from dovetail_server.batches.store import BatchStore
 from dovetail_server.batches.writer import ResultWriter
-from dovetail_server.errors import ServiceError
+from dovetail_server.errors import catalogue as errors
+from dovetail_server.errors.catalogue import ServiceError
 from dovetail_server.schema.batches import Batch, BatchRequest
 from dovetail_server.storage.completions import CompletionStore
 from dovetail_server.storage.database import Database, connect, database_url, migrate
@@ -31,7 +31,7 @@ from dovetail_server.storage.paths import StoragePaths, storage_folder
 from dovetail_server.storage.process_lease import ProcessLease
 
 if TYPE_CHECKING:
-    from dovetail.supervisor import Service
+    from dovetail.base.supervisor import Service
     from dovetail_server.reading.context import ReadingContext
 
 logger = logging.getLogger("dovetail.server")

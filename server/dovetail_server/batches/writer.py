@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dovetail_server.batches.lines import Leased, LineStore, WrittenLines
 from dovetail_server.batches.result import Result
-from dovetail_server.errors import ServiceError
+from dovetail_server.errors.catalogue import ServiceError
 from dovetail_server.storage.disk import append, exists, free_bytes, make_folder
 from dovetail_server.storage.paths import StoragePaths
 

@@ -8,11 +8,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dovetail.base.settings import EngineSettings
 from dovetail.contracts.errors import EngineError
 from dovetail.engine.process import ProcessClient
 from dovetail.messages import EngineInfo, SamplerParams, Submit
 from dovetail.plugins import PluginPlan
-from dovetail.settings import EngineSettings
 
 Arrival = tuple[float, int]
 """When tokens came, in seconds since the start, and how many."""

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dovetail.base.settings import EngineSettings
 from dovetail.client import launch
 from dovetail.client.inprocess import InProcessClient
 from dovetail.demo import MODEL_DIR
@@ -17,7 +18,6 @@ from dovetail.engine.core import EngineCore
 from dovetail.messages import GrammarOption, SamplerParams, Submit
 from dovetail.plugins import LoadedPlugins, Registry, load, make_plan
 from dovetail.runtime.checkpoint.folder import ModelFolder
-from dovetail.settings import EngineSettings
 from dovetail_server.bench.grammar_masks import points
 
 LONG = GrammarOption(

@@ -19,8 +19,8 @@ from dovetail_server.bench.engine import BareEngine
 from dovetail_server.bench.prompts import PromptVocabulary, RandomIds
 from dovetail_server.bench.roofline import Bandwidth, Roofline, facts_of, quantised_by
 from dovetail_server.bench.workloads import Workload
-from dovetail_server.run import engine_settings
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.start.run import engine_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def main(options: LatencyOptions) -> int:
         EngineError: The engine failed.
     """
     from dovetail.processing.prepare import prepare
-    from dovetail_server import preflight
+    from dovetail_server.start import preflight
 
     prepared = prepare(preflight.with_model(options.settings), text=False)
     settings, plan = prepared.settings, prepared.plan

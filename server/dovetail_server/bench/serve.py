@@ -29,7 +29,7 @@ from dovetail_server.bench.target import BenchTarget, clean_url, discover, probe
 from dovetail_server.bench.wire import BenchSampling, Prompt
 from dovetail_server.bench.worker import open_session
 from dovetail_server.bench.workloads import Workload, sampling_text
-from dovetail_server.kernel_cache import CacheLook
+from dovetail_server.start.kernel_cache import CacheLook
 
 FIRST_PROMPT = list(range(1, 9))
 """What a server that was just started is asked first: ids that every vocabulary has."""

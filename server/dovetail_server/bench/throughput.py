@@ -16,8 +16,8 @@ from dovetail_server.bench.latency import roofline_for
 from dovetail_server.bench.prompts import FilePrompts, PromptSource, PromptVocabulary, RandomIds, read_dataset
 from dovetail_server.bench.roofline import Roofline
 from dovetail_server.bench.workloads import Span, Workload
-from dovetail_server.run import engine_settings
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.start.run import engine_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

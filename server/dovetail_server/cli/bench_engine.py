@@ -22,7 +22,7 @@ from dovetail_server.cli.bench_options import (
 )
 
 if TYPE_CHECKING:
-    from dovetail_server.settings import ServeSettings
+    from dovetail_server.settings.serve import ServeSettings
 
 ENGINE_FLAGS = (
     "The engine's options (--model-path, --load-format, --dtype, …) are those of `dovetail serve --help=all`."
@@ -124,8 +124,8 @@ def read(parser: BenchParser, argv: Sequence[str]) -> tuple[argparse.Namespace, 
         ConfigError: An option that neither has, or a wrong value.
     """
     args, others = parser.parse_known_args(with_dashes(argv))
-    from dovetail import log
-    from dovetail.settings import EngineSettings
+    from dovetail.base import log
+    from dovetail.base.settings import EngineSettings
     from dovetail_server.cli.options import load_settings, parse_flags
 
     flags = parse_flags(others)

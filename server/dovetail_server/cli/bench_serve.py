@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from dovetail.base.distribution import install_extra
 from dovetail.contracts.errors import ConfigError
-from dovetail.distribution import install_extra
 from dovetail_server.bench.options import ServeOptions
 from dovetail_server.bench.wire import PATHS
 from dovetail_server.bench.workloads import CHAT_SUITES, SUITES, Workload

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from dovetail import log
+from dovetail.base import log
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.cli.serve import serve_several
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
 
 FIELDS = frozenset(
     (

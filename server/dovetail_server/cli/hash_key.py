@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from dovetail.contracts.errors import ConfigError
 from dovetail_server.cli.exits import exit_code
-from dovetail_server.setting_types import check_keys
+from dovetail_server.settings.types import check_keys
 from dovetail_server.tenants.keys_file import key_hash
 
 USAGE = """usage: dovetail hash-key [--new]

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from dovetail.contracts.config import ModelConfig
     from dovetail.contracts.kernels import Ask
-    from dovetail.plugin_settings import PluginSettings
     from dovetail.plugins import Registry
     from dovetail.plugins.plan import PluginPlan
+    from dovetail.plugins.settings import PluginSettings
     from dovetail.processing.prepare import StartPreparation
     from dovetail.runtime.checkpoint.folder import ModelFolder
     from dovetail.text.chat.template import ChatTemplate
@@ -75,7 +75,7 @@ def info(
     Raises:
         ConfigError: Too little of the folder can be read to show anything.
     """
-    from dovetail.plugin_settings import PluginSettings
+    from dovetail.plugins.settings import PluginSettings
     from dovetail.processing.oddities import usable_defaults
     from dovetail.runtime.checkpoint.folder import ModelFolder
     from dovetail.runtime.checkpoint.hub import with_folders

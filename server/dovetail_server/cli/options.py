@@ -15,15 +15,15 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from dovetail.config_file import field_aliases
+from dovetail.base.config_file import field_aliases
+from dovetail.base.word_numbers import wanted
 from dovetail.contracts.errors import ConfigError
-from dovetail.plugin_settings import ENV_PREFIX, from_environment, is_secret, merge_options
-from dovetail.word_numbers import wanted
+from dovetail.plugins.settings import ENV_PREFIX, from_environment, is_secret, merge_options
 from dovetail_server.cli.help_groups import GROUP_OF, GROUPS, metavar_of
 from dovetail_server.cli.plugin_flags import split_plugin_flags
 from dovetail_server.compat.arguments import ArgumentTranslation
 from dovetail_server.compat.environment import check as compat_environment
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
 
 NEAR = 0.75
 """How alike two names must be for one to be suggested: below it a guess misleads more than it helps."""

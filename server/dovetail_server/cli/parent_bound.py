@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 
-from dovetail.orphans import wake_when_orphaned
+from dovetail.base.orphans import wake_when_orphaned
 
 
 def end_with(pipe: int) -> None:

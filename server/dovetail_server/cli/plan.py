@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from dovetail.contracts.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
+    from dovetail.base.settings import EngineSettings
     from dovetail.contracts.config import ModelConfig
     from dovetail.plugins.plan import PluginPlan
     from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan
-    from dovetail.settings import EngineSettings
-    from dovetail_server.settings import ServeSettings
+    from dovetail_server.settings.serve import ServeSettings
 
 USAGE = """usage: dovetail plan [MODEL] [options]
 
@@ -98,8 +98,8 @@ def plan(wish: PlanArgs) -> MemoryPlan:
     from dovetail.runtime.cache_dtype import with_cache_dtype
     from dovetail.runtime.checkpoint.weight_size import weight_size
     from dovetail.runtime.memory.plan import plan_memory
-    from dovetail_server import preflight
     from dovetail_server.cli.options import load_settings, parse_flags
+    from dovetail_server.start import preflight
 
     flags = parse_flags(wish.others)
     given: ServeSettings = preflight.with_model(load_settings(flags if isinstance(flags, dict) else {}))

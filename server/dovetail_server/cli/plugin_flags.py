@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 
 from dovetail.contracts.errors import ConfigError
-from dovetail.plugin_settings import Given, GivenOption
 from dovetail.plugins.options import option_key
+from dovetail.plugins.settings import Given, GivenOption
 
 PLUGIN_FLAG = re.compile(r"--([A-Za-z0-9][\w-]*)\.([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 

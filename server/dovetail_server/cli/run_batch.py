@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dovetail.base.distribution import install_extra
 from dovetail.contracts.errors import ConfigError
-from dovetail.distribution import install_extra
 from dovetail_server.cli.exits import exit_code
 
 if TYPE_CHECKING:
-    from dovetail_server.settings import ServeSettings
+    from dovetail_server.settings.serve import ServeSettings
 
 USAGE = """usage: dovetail run-batch -i FILE -o FILE [MODEL] [options]
 
@@ -143,9 +143,9 @@ def run(wish: RunBatchArgs, settings: ServeSettings) -> int:
     """Check what is cheap to check, then run."""
     import asyncio
 
-    from dovetail import log
+    from dovetail.base import log
     from dovetail.processing.prepare import prepare
-    from dovetail_server import preflight
+    from dovetail_server.start import preflight
 
     if "log_level" not in settings.model_fields_set:
         settings = settings.model_copy(update={"log_level": "warning"})  # the progress bar tells the rest
@@ -153,7 +153,7 @@ def run(wish: RunBatchArgs, settings: ServeSettings) -> int:
     if wish.uses_ray:
         return run_on_ray(wish, settings)
     prepared = prepare(preflight.with_model(settings))
-    from dovetail_server.offline_batch import run_file
+    from dovetail_server.start.offline_batch import run_file
 
     return asyncio.run(run_file(prepared, wish.source, wish.target, wish.shows_progress))
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dovetail import log
+from dovetail.base import log
+from dovetail.base.distribution import install_extra
 from dovetail.contracts.errors import ConfigError, DovetailError, RequestError, said
-from dovetail.distribution import install_extra
 from dovetail.plugins.exits import ended_by, innermost, name_exits
 
 if TYPE_CHECKING:
-    from dovetail_server.settings import ServeSettings
+    from dovetail_server.settings.serve import ServeSettings
 
 
 def main(argv: list[str]) -> int:
@@ -65,11 +65,11 @@ def serve(settings: ServeSettings) -> int:
     import asyncio
     import signal
 
-    from dovetail.process_limits import cpu_notice
+    from dovetail.base.process_limits import cpu_notice
     from dovetail.processing.prepare import prepare
-    from dovetail_server import preflight
     from dovetail_server.http.connections import raise_file_limit
-    from dovetail_server.startup import CHECKS, StartupTimer
+    from dovetail_server.start import preflight
+    from dovetail_server.start.startup import CHECKS, StartupTimer
 
     log.setup(settings.log_level, form=settings.log_format)
     if (notice := cpu_notice()) is not None:
@@ -92,8 +92,8 @@ def serve(settings: ServeSettings) -> int:
     if is_demo:
         print_demo_note()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the HTTP server takes signals over
-    from dovetail.supervisor import Supervisor
-    from dovetail_server.run import new_event_loop, run
+    from dovetail.base.supervisor import Supervisor
+    from dovetail_server.start.run import new_event_loop, run
 
     tasks = Supervisor()
     with tasks.cancelling_exit(), asyncio.Runner(loop_factory=new_event_loop) as runner:

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dovetail import log
+from dovetail.base import log
 from dovetail.contracts.errors import ConfigError
 from dovetail_server.cli.exits import exit_code
 
 if TYPE_CHECKING:
     from dovetail.messages import EngineInfo
     from dovetail.plugins import PluginPlan
-    from dovetail_server.settings import ServeSettings
+    from dovetail_server.settings.serve import ServeSettings
 
 USAGE = """usage: dovetail warm [MODEL] [options]
 
@@ -60,7 +60,7 @@ def warm(settings: ServeSettings) -> int:
     """
     from dovetail.processing.prepare import prepare
     from dovetail.runtime.device.devices import choose, installed
-    from dovetail_server import preflight
+    from dovetail_server.start import preflight
 
     log.setup(settings.log_level, form=settings.log_format)
     prepared = prepare(preflight.with_model(settings), text=False)
@@ -82,7 +82,7 @@ def warm(settings: ServeSettings) -> int:
 
 async def start_once(settings: ServeSettings, plan: PluginPlan) -> EngineInfo:
     """Start the engine and end it."""
-    from dovetail_server.run import make_engine
+    from dovetail_server.start.run import make_engine
 
     engine = make_engine(settings, plan)
     try:

@@ -9,10 +9,10 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Mount
 
 from dovetail.contracts.errors import EngineError, RequestError
-from dovetail_server import errors
-from dovetail_server.app import FORM_BYTES, add_layers, handle_error, handle_http
+from dovetail_server.errors import catalogue as errors
 from dovetail_server.gateway.fan_out import FanOut
 from dovetail_server.gateway.relay import Relay
+from dovetail_server.start.app import FORM_BYTES, add_layers, handle_error, handle_http
 
 if TYPE_CHECKING:
     from dovetail_server.gateway.state import GatewayState

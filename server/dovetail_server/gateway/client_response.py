@@ -12,7 +12,7 @@ import aiohttp
 from starlette.requests import Request
 from starlette.types import Send
 
-from dovetail_server.errors import ClientGoneError, ServiceError
+from dovetail_server.errors.catalogue import ClientGoneError, ServiceError
 from dovetail_server.http.journal import end_of
 from dovetail_server.relay.replies import MAX_REPLY_BYTES, Pieces, pass_whole
 

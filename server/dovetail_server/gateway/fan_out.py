@@ -15,11 +15,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import dovetail
-from dovetail_server.errors import ServiceError
+from dovetail_server.errors.catalogue import ServiceError
 from dovetail_server.gateway.metrics import merged, own
 from dovetail_server.http.auth import CALLER
+from dovetail_server.http.shown import shown
 from dovetail_server.routes.health import answer
-from dovetail_server.shown import shown
 
 if TYPE_CHECKING:
     from dovetail_server.gateway.fleet import Worker

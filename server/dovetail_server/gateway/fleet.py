@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from dovetail_server.errors import ServiceError
+from dovetail_server.errors.catalogue import ServiceError
 
 STARTING = "starting"
 """Of a worker that nobody has asked yet."""

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 from aiohttp import web
 
+from dovetail.base.distribution import install_extra
 from dovetail.contracts.errors import ConfigError, DovetailError
-from dovetail.distribution import install_extra
 from dovetail_server.gateway.fleet import Fleet, Worker
 from dovetail_server.gateway.relayed_log import COLOURS
 
 if TYPE_CHECKING:
-    from dovetail.supervisor import Supervisor
+    from dovetail.base.supervisor import Supervisor
 
 logger = logging.getLogger("dovetail.server")
 MODEL = "dovetail"

@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
-from dovetail_server.errors import ClientGoneError, ServiceError, no_websocket, refuse_websocket
+from dovetail_server.errors.catalogue import ClientGoneError, ServiceError, no_websocket, refuse_websocket
 from dovetail_server.gateway.client_response import HOP, DownstreamResponse, UnreachableError, reason
 from dovetail_server.gateway.fleet import Worker
 from dovetail_server.gateway.streams import WorkerStream

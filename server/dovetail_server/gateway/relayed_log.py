@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable
 
-from dovetail_server.run import ANNOUNCEMENTS
+from dovetail_server.start.run import ANNOUNCEMENTS
 
 TIMED = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\] ")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
+from dovetail.base.process_limits import num_cores
+from dovetail.base.supervisor import LAST_RESORT_S, Service, Supervisor
 from dovetail.contracts.errors import ConfigError, DovetailError, PluginError
-from dovetail.process_limits import num_cores
-from dovetail.supervisor import LAST_RESORT_S, Service, Supervisor
-from dovetail_server import preflight
 from dovetail_server.gateway.app import create_app
 from dovetail_server.gateway.child import Child, reserve_port
 from dovetail_server.gateway.fleet import STARTING, Fleet, Worker
@@ -28,11 +27,12 @@ from dovetail_server.gateway.server import GatewayServer
 from dovetail_server.gateway.state import GatewayState
 from dovetail_server.gateway.worker_settings import count_gpus, divide
 from dovetail_server.http.connections import raise_file_limit
-from dovetail_server.run import announce, forget_secrets, new_event_loop
-from dovetail_server.startup import StartupTimer
+from dovetail_server.start import preflight
+from dovetail_server.start.run import announce, forget_secrets, new_event_loop
+from dovetail_server.start.startup import StartupTimer
 
 if TYPE_CHECKING:
-    from dovetail_server.settings import ServeSettings
+    from dovetail_server.settings.serve import ServeSettings
 
 logger = logging.getLogger("dovetail.server")
 WATCH_S = 0.1

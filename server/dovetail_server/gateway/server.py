@@ -12,9 +12,9 @@ from types import FrameType
 
 from starlette.types import ASGIApp
 
-from dovetail.supervisor import LAST_RESORT_S
+from dovetail.base.supervisor import LAST_RESORT_S
 from dovetail_server.gateway.state import GatewayState
-from dovetail_server.lifecycle import ForcedServer, uvicorn_options
+from dovetail_server.start.lifecycle import ForcedServer, uvicorn_options
 
 logger = logging.getLogger("dovetail.server")
 LINGER_S = 2.0

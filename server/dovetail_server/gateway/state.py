@@ -12,15 +12,15 @@ import aiohttp
 import uvicorn
 from starlette.types import Scope
 
-from dovetail.supervisor import Supervisor
+from dovetail.base.supervisor import Supervisor
 from dovetail_server.apis.guarded import watch
 from dovetail_server.apis.loaded import named_apis
 from dovetail_server.gateway.fleet import Fleet
 from dovetail_server.gateway.placement import Placement
-from dovetail_server.hooks import ApiHooks
 from dovetail_server.http.auth import Keys
 from dovetail_server.relay.places import Places
-from dovetail_server.settings import ServeSettings
+from dovetail_server.serving.hooks import ApiHooks
+from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.tenants.tenant import Tenant
 
 if TYPE_CHECKING:

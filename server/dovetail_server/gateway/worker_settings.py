@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import SecretStr
 
 from dovetail.contracts.errors import ConfigError
-from dovetail.plugin_settings import ENV_PREFIX, GivenOption
-from dovetail_server.settings import ServeSettings
+from dovetail.plugins.settings import ENV_PREFIX, GivenOption
+from dovetail_server.settings.serve import ServeSettings
 
 OURS = frozenset(
     (

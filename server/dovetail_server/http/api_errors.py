@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.contracts.api import Api
 from dovetail.contracts.replies import Failure
-from dovetail_server.error_body import ErrorBody
+from dovetail_server.errors.body import ErrorBody
 
 logger = logging.getLogger("dovetail.server")
 

@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dovetail.base.panics import is_panic
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.observers import HttpEnd, HttpStart
-from dovetail.panics import is_panic
-from dovetail_server.errors import ClientGoneError, to_reply
+from dovetail_server.errors.catalogue import ClientGoneError, to_reply
 from dovetail_server.http.held import HeldBytes, Holder
 from dovetail_server.http.origin import DIRECT, ORIGIN, Origin
 from dovetail_server.observe.observers import Observers

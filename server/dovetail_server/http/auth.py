@@ -21,11 +21,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.contracts.errors import RequestError
 from dovetail_server import playground
-from dovetail_server.error_body import ErrorDetail
-from dovetail_server.errors import refuse_websocket, reply
+from dovetail_server.errors.body import ErrorDetail
+from dovetail_server.errors.catalogue import refuse_websocket, reply
 from dovetail_server.http.hosts import is_foreign, is_preflight
 from dovetail_server.http.origin import ORIGIN
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.tenants.keys_file import KeyEntry, Limits, key_hash
 from dovetail_server.tenants.tenant import Grant, Tenant
 from dovetail_server.tenants.watch import KeysFileWatch

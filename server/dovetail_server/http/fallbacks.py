@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
-from dovetail_server.errors import no_websocket, refuse_websocket, to_reply
+from dovetail_server.errors.catalogue import no_websocket, refuse_websocket, to_reply
 from dovetail_server.http.auth import foreign_page
 
 

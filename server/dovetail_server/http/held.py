@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from dovetail_server.errors import queue_full_bytes
+from dovetail_server.errors.catalogue import queue_full_bytes
 from dovetail_server.http.auth import CALLER
 from dovetail_server.tenants.tenant import Tenant, share_of
 
 if TYPE_CHECKING:
-    from dovetail_server.settings import ServeSettings
+    from dovetail_server.settings.serve import ServeSettings
 
 
 class Holder(Protocol):

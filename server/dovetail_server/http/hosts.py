@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dovetail.contracts.errors import RequestError
-from dovetail_server.errors import refuse_websocket
+from dovetail_server.errors.catalogue import refuse_websocket
 
 if TYPE_CHECKING:
-    from dovetail_server.settings import ServeSettings
+    from dovetail_server.settings.serve import ServeSettings
 
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,255})(?::([0-9]{1,5}))?")
 DEFAULT_PORTS = {"http": ":80", "https": ":443"}

@@ -23,8 +23,8 @@ from pydantic import SecretStr
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dovetail.base.identity import IDENTITY, Identity
 from dovetail.contracts.errors import DovetailError, RequestError
-from dovetail.identity import IDENTITY, Identity
 from dovetail.messages import TokenDelta
 
 KEY_HEADER = "x-dovetail-resume-key"

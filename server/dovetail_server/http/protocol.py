@@ -12,7 +12,7 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from dovetail_server.error_body import ErrorBody, ErrorDetail
+from dovetail_server.errors.body import ErrorBody, ErrorDetail
 from dovetail_server.http.connections import Connections
 
 MAX_HEAD_BYTES = 1 << 16

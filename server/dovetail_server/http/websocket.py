@@ -10,7 +10,7 @@ from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from dovetail_server.errors import ServiceError
+from dovetail_server.errors.catalogue import ServiceError
 from dovetail_server.http.held import HeldBytes
 
 PROTOCOL = "dovetail.websocket"

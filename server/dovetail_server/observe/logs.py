@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from dovetail import log
-from dovetail.log_json import NUM_ACCESS_ARGS
+from dovetail.base import log
+from dovetail.base.log_json import NUM_ACCESS_ARGS
 
 SHOWN = frozenset(
     (
@@ -104,7 +104,7 @@ def uvicorn_config(level: str, is_ready: Callable[[], bool]) -> dict[str, Any]:
         name: {"class": "logging.StreamHandler", "formatter": name, "stream": "ext://sys.stderr"} for name in formatters
     }
     if log.is_json():
-        handlers = {name: {"class": "dovetail.log_json.JsonHandler"} for name in formatters}
+        handlers = {name: {"class": "dovetail.base.log_json.JsonHandler"} for name in formatters}
     handlers["access"]["filters"] = ["skip_early_probes", "skip_static"]
     quiet = "warning" if level == "info" else level  # uvicorn's own start-up chatter is replaced by the phase table
     return {

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from dovetail.base.supervisor import Supervisor
 from dovetail.contracts.errors import ConfigError, DovetailError
-from dovetail.supervisor import Supervisor
 from dovetail_server.apis.loaded import named_apis, of_batches
 from dovetail_server.batches.execute import run_to_end
 from dovetail_server.batches.model import endpoint_of
@@ -27,7 +27,7 @@ from dovetail_server.ray.batch_files import CHUNK_LINES, BatchFile, LineChunk, f
 from dovetail_server.ray.options import ClusterNode, RayModel, RayOptions, actor_options, cluster_nodes, replica_values
 from dovetail_server.ray.replica import ReplicaServer
 from dovetail_server.schema.batches import decode_line
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
 
 if TYPE_CHECKING:
     from tqdm import tqdm

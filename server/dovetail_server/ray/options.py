@@ -11,12 +11,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dovetail.config_file import field_aliases
+from dovetail.base.config_file import field_aliases
+from dovetail.base.word_numbers import wanted
 from dovetail.contracts.errors import ConfigError
-from dovetail.word_numbers import wanted
 from dovetail_server.gateway.worker_settings import plain
-from dovetail_server.preflight import DEMO_NAME
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.start.preflight import DEMO_NAME
 
 RAYS = frozenset(
     (

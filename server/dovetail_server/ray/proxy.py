@@ -22,12 +22,10 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.contracts.errors import EngineError, RequestError
-from dovetail_server import errors
 from dovetail_server.apis.guarded import watch
 from dovetail_server.apis.loaded import named_apis
-from dovetail_server.app import add_layers, handle_error, handle_http
+from dovetail_server.errors import catalogue as errors
 from dovetail_server.gateway.client_response import HOP
-from dovetail_server.hooks import ApiHooks
 from dovetail_server.http.addresses import DEPLOYMENT
 from dovetail_server.http.auth import Keys
 from dovetail_server.http.journal import JOURNAL_HEADER, KEY_HEADER, PATH, end_of
@@ -36,8 +34,10 @@ from dovetail_server.relay.places import Places
 from dovetail_server.relay.replies import STILL, CutError, Pieces, RelayedStream, pass_whole
 from dovetail_server.routes.health import answer
 from dovetail_server.schema.models import DEFAULT_MODEL
+from dovetail_server.serving.hooks import ApiHooks
 from dovetail_server.serving.served import check_deployment
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.start.app import add_layers, handle_error, handle_http
 from dovetail_server.tenants.tenant import Tenant
 
 if TYPE_CHECKING:

@@ -7,20 +7,20 @@ import contextlib
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
-from dovetail import log
+from dovetail.base import log
+from dovetail.base.supervisor import Supervisor
 from dovetail.contracts.errors import ConfigError, EngineError
 from dovetail.grammar.compile.memory import return_large_blocks
 from dovetail.processing.prepare import prepare
-from dovetail.supervisor import Supervisor
-from dovetail_server import preflight
 from dovetail_server.apis.loaded import apis_of
-from dovetail_server.app import create_app
-from dovetail_server.hooks import ApiHooks
 from dovetail_server.ray.call import ProxiedRequest, ResponseHead
 from dovetail_server.ray.scaling import QUEUED, ROOM
-from dovetail_server.run import forget_secrets, get_ready, make_engine, start_engine
-from dovetail_server.settings import ServeSettings
-from dovetail_server.startup import StartupTimer
+from dovetail_server.serving.hooks import ApiHooks
+from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.start import preflight
+from dovetail_server.start.app import create_app
+from dovetail_server.start.run import forget_secrets, get_ready, make_engine, start_engine
+from dovetail_server.start.startup import StartupTimer
 from dovetail_server.state import ServerState
 
 if TYPE_CHECKING:

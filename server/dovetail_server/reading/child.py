@@ -19,9 +19,10 @@ from types import FrameType
 
 import msgspec
 
-from dovetail import log
+from dovetail.base import log
+from dovetail.base.forks import GoneError, PreloadedModules, control_of, receive, receive_bytes, send, serve_forks
+from dovetail.base.process_limits import lower
 from dovetail.contracts.errors import DovetailError
-from dovetail.forks import GoneError, PreloadedModules, control_of, receive, receive_bytes, send, serve_forks
 from dovetail.grammar.compile.memory import (
     address_space,
     count_most_anew,
@@ -29,14 +30,13 @@ from dovetail.grammar.compile.memory import (
     resident_bytes,
     return_large_blocks,
 )
-from dovetail.process_limits import lower
 from dovetail.processing.processor import Processor
 from dovetail.text.tokenizer.threads import set_threads
 from dovetail_server.apis.loaded import apis_of
 from dovetail_server.apis.parsing.serve import installed
 from dovetail_server.apis.responses.references import ReferencedItems
 from dovetail_server.apis.watch import WATCH, Interruption
-from dovetail_server.errors import PLUGIN_FAILED
+from dovetail_server.errors.catalogue import PLUGIN_FAILED
 from dovetail_server.media.decode import NO_PILLOW
 from dovetail_server.media.rules import MediaAnswer, MediaMessage
 from dovetail_server.reading.tasks import add_routes

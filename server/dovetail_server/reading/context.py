@@ -8,24 +8,24 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from dovetail.base.supervisor import Supervisor
 from dovetail.contracts.api import Api, Route
 from dovetail.engine.client import EngineClient
-from dovetail.supervisor import Supervisor
 from dovetail.text.inline import InlineCostError
 from dovetail.text.tokenizer.threads import num_threads
-from dovetail_server.hooks import ApiHooks
 from dovetail_server.http.auth import CALLER
 from dovetail_server.media.cache import ImageCache
 from dovetail_server.media.decode import NO_PILLOW, has_pillow
 from dovetail_server.media.folder import MediaFolder
 from dovetail_server.media.rules import MediaRules
-from dovetail_server.media_settings import MAX_IMAGES
 from dovetail_server.reading.pool import BodyPool
 from dovetail_server.reading.turns import RoundTime, Turns
 from dovetail_server.reading.wire import WorkerStart
 from dovetail_server.schema.unknown import UnknownFields
 from dovetail_server.serving.context import ServingContext
-from dovetail_server.settings import ServeSettings
+from dovetail_server.serving.hooks import ApiHooks
+from dovetail_server.settings.media import MAX_IMAGES
+from dovetail_server.settings.serve import ServeSettings
 
 if TYPE_CHECKING:
     from dovetail.processing.images import Message, PreparedImage

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from dovetail.contracts.errors import RequestError
 from dovetail.processing.images import PreparedImage
-from dovetail_server.errors import ServiceError
+from dovetail_server.errors.catalogue import ServiceError
 from dovetail_server.http.auth import CALLER
 from dovetail_server.media.cache import CacheKey, ImageCache
 from dovetail_server.media.rules import MediaAnswer, MediaFetched, MediaMade, MediaMessage, MediaSought

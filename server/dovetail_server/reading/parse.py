@@ -12,7 +12,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Request
 from dovetail_server.apis.generate.schema import ANY_MODEL
 from dovetail_server.apis.guarded import GuardedRoute, called
-from dovetail_server.errors import from_validation, shortened
+from dovetail_server.errors.catalogue import from_validation, shortened
 from dovetail_server.reading.json_limits import MAX_OBJECTS, check_density
 from dovetail_server.serving.served import Served
 

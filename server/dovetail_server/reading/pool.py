@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dovetail.base.forks import ForkServer, ForkStartError, ForkTemplate, GoneError, kill_process
+from dovetail.base.frames import HEADER
 from dovetail.contracts.errors import PluginError, RequestError
-from dovetail.forks import ForkServer, ForkStartError, ForkTemplate, GoneError, kill_process
-from dovetail.messages.frames import HEADER
 from dovetail.text.chat.budget import FULL
 from dovetail_server.apis.responses.references import ReferencedItems
-from dovetail_server.errors import PLUGIN_FAILED, ServiceError
+from dovetail_server.errors.catalogue import PLUGIN_FAILED, ServiceError
 from dovetail_server.http.auth import CALLER
 from dovetail_server.media.cache import ImageCache
 from dovetail_server.media.folder import MediaFolder

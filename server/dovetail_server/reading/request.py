@@ -18,7 +18,7 @@ from starlette.responses import Response
 from dovetail.contracts.api import Route
 from dovetail.contracts.errors import RequestError
 from dovetail.text.inline import InlineCostError
-from dovetail_server.errors import ClientGoneError
+from dovetail_server.errors.catalogue import ClientGoneError
 from dovetail_server.http.auth import CALLER
 from dovetail_server.reading.json_limits import MAX_OBJECTS
 from dovetail_server.reading.parse import check_name, parse

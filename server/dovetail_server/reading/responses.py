@@ -15,7 +15,6 @@ from starlette.requests import Request as HttpRequest
 from dovetail.contracts.errors import RequestError
 from dovetail.processing.input import Preparation
 from dovetail.text.inline import InlineCostError
-from dovetail_server import errors
 from dovetail_server.apis.responses import compacting, compaction, prompt
 from dovetail_server.apis.responses import request as responses
 from dovetail_server.apis.responses.background import writer_of
@@ -28,6 +27,7 @@ from dovetail_server.apis.responses.references import NO_REPLY, ReferencedItems,
 from dovetail_server.apis.responses.request import ReadItems
 from dovetail_server.apis.responses.schema import CompactRequest, InputTokensRequest, ResponsesRequest
 from dovetail_server.apis.routes import RESPONSES as ROUTE
+from dovetail_server.errors import catalogue as errors
 from dovetail_server.reading.intake import TEXT_BYTES, is_quick
 from dovetail_server.reading.request import not_beside_prompts, read
 from dovetail_server.reading.tasks import COMPACT, INPUT_TOKENS, RESPONSES

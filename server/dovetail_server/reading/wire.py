@@ -1,4 +1,4 @@
-"""What travels between the server and the processes that read bodies; see `dovetail.forks`."""
+"""What travels between the server and the processes that read bodies; see `dovetail.base.forks`."""
 
 from __future__ import annotations
 

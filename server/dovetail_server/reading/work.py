@@ -8,16 +8,16 @@ from typing import Any
 
 import msgspec
 
+from dovetail.base.panics import is_panic
 from dovetail.contracts.api import Route
 from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.contracts.requests import Chat, Request
-from dovetail.panics import is_panic
 from dovetail.processing.input import Preparation
 from dovetail.processing.processor import Processor
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_server.apis.responses.references import ReferencedItems
 from dovetail_server.apis.responses.request import ReadItems
-from dovetail_server.errors import PLUGIN_FAILED
+from dovetail_server.errors.catalogue import PLUGIN_FAILED
 from dovetail_server.reading.parse import check_name, decoded, requests_of, validated
 from dovetail_server.reading.tasks import TASKS, BodyContext, RawTask
 from dovetail_server.reading.wire import IMAGES, BodyJob, BodyResult, PromptBegun, Question, Refusal, packed, too_costly

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from dovetail.contracts.api import Api, Route
-from dovetail_server import app  # noqa: F401 imports all routes, which say where they go
 from dovetail_server.apis.loaded import generating, of_packages
 from dovetail_server.http.journal import END, end_of
-from dovetail_server.openapi import PLACES
+from dovetail_server.openapi.document import PLACES
 from dovetail_server.serving import run
 from dovetail_server.serving.sse import error_event
+from dovetail_server.start import app  # noqa: F401 imports all routes, which say where they go
 
 MAX_PARSED_BYTES = 1 << 20
 """Larger bodies are not looked into, which would hold up every other request."""

@@ -22,7 +22,7 @@ from dovetail_server.http.journal import END, MAX_JOURNAL_BYTES, PREFIX, end_of
 from dovetail_server.relay.places import Places
 
 if TYPE_CHECKING:
-    from dovetail_server.settings import ServeSettings
+    from dovetail_server.settings.serve import ServeSettings
 
 logger = logging.getLogger("dovetail.server")
 Pieces = AsyncGenerator[bytes, None]
@@ -104,7 +104,7 @@ class StreamBuffer:
 
     def final_events(self, why: str) -> bytes:
         """Return the end of a stream that cannot go on, in its own way."""
-        from dovetail_server.errors import ServiceError
+        from dovetail_server.errors.catalogue import ServiceError
 
         error = ServiceError(f"{why}; try again", code="stream_lost", retry_after_s=1)
         return self.end + self._ends(error) if self.rest else self._ends(error)

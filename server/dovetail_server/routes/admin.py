@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from dovetail.contracts.errors import RequestError
 from dovetail_server.http.auth import CALLER, admin_only
-from dovetail_server.openapi import FAILURES, json_route
+from dovetail_server.openapi.document import FAILURES, json_route
 from dovetail_server.reading.request import json_body
 from dovetail_server.schema.common import RequestModel, Rid
 from dovetail_server.state import ServerState, get_ready_state

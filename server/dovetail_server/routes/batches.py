@@ -8,8 +8,8 @@ from fastapi import APIRouter, Depends, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail_server import errors
-from dovetail_server.openapi import json_route
+from dovetail_server.errors import catalogue as errors
+from dovetail_server.openapi.document import json_route
 from dovetail_server.reading.request import json_body
 from dovetail_server.routes.files import PLAIN_ID, Cursor, State, json_reply, owner_of
 from dovetail_server.schema.batches import Batch, BatchList, BatchRequest

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 import dovetail
-from dovetail_server.openapi import FAILURES
+from dovetail_server.openapi.document import FAILURES
 from dovetail_server.routes.info import shown_reply
 from dovetail_server.state import ServerState, get_ready_state
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from dovetail_server.apis.embeddings import serve as embeddings
 from dovetail_server.apis.embeddings.schema import EmbeddingRequest, Embeddings
-from dovetail_server.openapi import json_route
+from dovetail_server.openapi.document import json_route
 from dovetail_server.reading.request import prepared, prompt_body
 from dovetail_server.reading.tasks import EMBEDDINGS
 from dovetail_server.serving.sse import cancel_on_disconnect

@@ -12,8 +12,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 
 from dovetail.contracts.errors import RequestError
-from dovetail_server.errors import ClientGoneError, from_validation
-from dovetail_server.openapi import FAILURES, json_route
+from dovetail_server.errors.catalogue import ClientGoneError, from_validation
+from dovetail_server.openapi.document import FAILURES, json_route
 from dovetail_server.schema.files import PURPOSES, ExpiresAfter, FileDeleted, FileList, FileObject, FileUpload
 from dovetail_server.state import ServerState, get_state
 

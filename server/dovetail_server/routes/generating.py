@@ -17,8 +17,8 @@ from dovetail.processing.apis import is_below
 from dovetail_server.apis.dropped import HEADER, header_of
 from dovetail_server.apis.routes import BUILT_IN
 from dovetail_server.apis.showing import Showing
-from dovetail_server.error_body import ErrorBody
-from dovetail_server.openapi import json_route
+from dovetail_server.errors.body import ErrorBody
+from dovetail_server.openapi.document import json_route
 from dovetail_server.reading.intake import job_of
 from dovetail_server.reading.parse import decoded
 from dovetail_server.reading.request import MAX_PLAIN, PLAIN_OBJECTS, body_too_large, raw_body

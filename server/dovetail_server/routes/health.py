@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from dovetail_server.http.auth import CALLER, NO_CALLER
-from dovetail_server.openapi import FAILURES
+from dovetail_server.openapi.document import FAILURES
 from dovetail_server.state import ServerState, get_state
 
 router = APIRouter(tags=["health"])

@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 import dovetail
 from dovetail_server.http.auth import CALLER
+from dovetail_server.http.shown import shown, shown_options
 from dovetail_server.metrics.series import hit_rate
-from dovetail_server.openapi import FAILURES
-from dovetail_server.shown import shown, shown_options
+from dovetail_server.openapi.document import FAILURES
 from dovetail_server.state import ServerState, get_ready_state, get_state
 
 router = APIRouter(tags=["server"])

@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from dovetail.contracts.errors import RequestError
-from dovetail_server import errors
 from dovetail_server.apis.messages import batches as mb
 from dovetail_server.apis.messages.batches import (
     DeletedMessageBatch,
@@ -23,7 +22,8 @@ from dovetail_server.apis.messages.batches import (
     MessageBatchRequest,
 )
 from dovetail_server.apis.messages.schema import AnthropicError
-from dovetail_server.openapi import failures, json_route
+from dovetail_server.errors import catalogue as errors
+from dovetail_server.openapi.document import failures, json_route
 from dovetail_server.reading.request import worked
 from dovetail_server.reading.tasks import MESSAGE_BATCH
 from dovetail_server.routes.files import PLAIN_ID, json_reply, owner_of

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail_server.apis.messages.schema import AnthropicError, CountTokensRequest, TokenCount
-from dovetail_server.openapi import json_route
+from dovetail_server.openapi.document import json_route
 from dovetail_server.reading.request import finished
 from dovetail_server.reading.tasks import COUNT_TOKENS
 from dovetail_server.state import ServerState, get_ready_state

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from dovetail_server.openapi import FAILURES
+from dovetail_server.openapi.document import FAILURES
 from dovetail_server.state import ServerState, get_state
 
 router = APIRouter(tags=["server"])

@@ -10,12 +10,12 @@ from fastapi import APIRouter, Depends, Header, Path
 from starlette.responses import Response
 
 from dovetail.contracts.errors import RequestError
-from dovetail_server import errors
 from dovetail_server.apis.messages.schema import ModelInfo, ModelInfos
+from dovetail_server.errors import catalogue as errors
 from dovetail_server.http.auth import CALLER
-from dovetail_server.openapi import json_route
+from dovetail_server.http.shown import shown
+from dovetail_server.openapi.document import json_route
 from dovetail_server.schema.models import Model, ModelList
-from dovetail_server.shown import shown
 from dovetail_server.state import ServerState, get_ready_state
 
 router = APIRouter(tags=["openai"])

@@ -14,7 +14,7 @@ from dovetail_server.apis.parsing.schema import (
     SeparatedReasoning,
     SeparateReasoningRequest,
 )
-from dovetail_server.openapi import json_route
+from dovetail_server.openapi.document import json_route
 from dovetail_server.reading.request import finished
 from dovetail_server.reading.tasks import PARSE_CALLS, SEPARATE_REASONING
 from dovetail_server.state import ServerState, get_ready_state

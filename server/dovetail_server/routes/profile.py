@@ -16,9 +16,9 @@ from starlette.responses import Response
 
 from dovetail.contracts.errors import RequestError
 from dovetail.messages import MAX_PROFILE_STEPS, ProfileSpec
-from dovetail_server import errors
+from dovetail_server.errors import catalogue as errors
 from dovetail_server.http.auth import admin_only
-from dovetail_server.openapi import FAILURES, json_route
+from dovetail_server.openapi.document import FAILURES, json_route
 from dovetail_server.reading.request import raw_body, read
 from dovetail_server.schema.common import RequestModel
 from dovetail_server.state import ServerState, get_ready_state

@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail.contracts.api import Route
-from dovetail_server import errors
 from dovetail_server.apis.responses.schema import ResponsesRequest
 from dovetail_server.apis.routes import CHAT, COMPLETIONS, MESSAGES
-from dovetail_server.error_body import ErrorBody
-from dovetail_server.openapi import json_route
+from dovetail_server.errors import catalogue as errors
+from dovetail_server.errors.body import ErrorBody
+from dovetail_server.openapi.document import json_route
 from dovetail_server.reading.intake import job_of
 from dovetail_server.reading.request import raw_body
 from dovetail_server.reading.responses import begin

@@ -17,9 +17,9 @@ from starlette.routing import WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.contracts.errors import RequestError
-from dovetail_server import errors
 from dovetail_server.apis.responses.last import LAST, LastResponse
-from dovetail_server.error_body import ErrorBody, ErrorDetail
+from dovetail_server.errors import catalogue as errors
+from dovetail_server.errors.body import ErrorBody, ErrorDetail
 from dovetail_server.http.auth import CALLER
 from dovetail_server.http.held import HeldBytes
 from dovetail_server.reading.request import IN_THREAD

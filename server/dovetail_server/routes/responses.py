@@ -21,7 +21,7 @@ from dovetail_server.apis.responses.objects import (
 )
 from dovetail_server.apis.responses.reply import ResponsesWriter
 from dovetail_server.apis.responses.schema import CompactRequest, Includable, InputTokensRequest, ResponsesRequest
-from dovetail_server.openapi import json_route
+from dovetail_server.openapi.document import json_route
 from dovetail_server.reading.request import raw_body
 from dovetail_server.reading.responses import begin, compact, count, not_background
 from dovetail_server.routes.files import PLAIN_ID, State, json_reply, owner_of

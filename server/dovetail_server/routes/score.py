@@ -13,7 +13,7 @@ from dovetail_server.apis.rerank.schema import PairScores
 from dovetail_server.apis.rerank.serve import is_pair
 from dovetail_server.apis.score import serve as score
 from dovetail_server.apis.score.schema import ScoreRequest, Scores
-from dovetail_server.openapi import json_route
+from dovetail_server.openapi.document import json_route
 from dovetail_server.reading.request import prepared, prompt_body
 from dovetail_server.reading.tasks import SCORE
 from dovetail_server.serving.sse import cancel_on_disconnect

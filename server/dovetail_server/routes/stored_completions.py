@@ -17,7 +17,7 @@ from dovetail_server.apis.chat.schema import (
 )
 from dovetail_server.apis.responses.objects import ItemList
 from dovetail_server.compat.endpoints import why_not
-from dovetail_server.openapi import json_route
+from dovetail_server.openapi.document import json_route
 from dovetail_server.reading.request import json_body
 from dovetail_server.routes.files import PLAIN_ID, Cursor, State, json_reply, owner_of
 from dovetail_server.routes.responses import page_of

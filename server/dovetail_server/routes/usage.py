@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from dovetail_server.http.auth import CALLER
-from dovetail_server.openapi import FAILURES
+from dovetail_server.openapi.document import FAILURES
 from dovetail_server.state import ServerState, get_state
 from dovetail_server.tenants.tenant import Tenant
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypedDict
 
-from dovetail.identity import token_hex
-from dovetail_server import errors
+from dovetail.base.identity import token_hex
+from dovetail_server.errors import catalogue as errors
 from dovetail_server.http.auth import CALLER
 from dovetail_server.http.origin import ORIGIN
 from dovetail_server.schema.common import Usage

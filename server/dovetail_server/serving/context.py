@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 from starlette.types import Scope
 
 from dovetail import __version__
+from dovetail.base.supervisor import Supervisor
 from dovetail.contracts.errors import EngineDeadError, RequestError
 from dovetail.engine.client import EngineClient, TokenStream
 from dovetail.messages import EngineInfo
-from dovetail.supervisor import Supervisor
-from dovetail_server import errors
-from dovetail_server.hooks import ApiHooks
+from dovetail_server.errors import catalogue as errors
 from dovetail_server.http.auth import CALLER, Keys
 from dovetail_server.http.journal import JOURNAL
 from dovetail_server.http.origin import ORIGIN
 from dovetail_server.schema.models import OPENAI
+from dovetail_server.serving.hooks import ApiHooks
 from dovetail_server.serving.served import Served
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.tenants.tenant import Tenant, share_of
 
 if TYPE_CHECKING:

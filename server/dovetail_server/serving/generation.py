@@ -21,7 +21,7 @@ from dovetail.contracts.observers import RequestEnd, RequestStart
 from dovetail.contracts.seeds import derive_seed
 from dovetail.engine.client import TokenStream
 from dovetail.messages import TokenDelta
-from dovetail_server import errors
+from dovetail_server.errors import catalogue as errors
 from dovetail_server.http.auth import NO_CALLER
 from dovetail_server.http.journal import JOURNAL, Journal
 from dovetail_server.http.origin import ORIGIN

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
+from dovetail.base.identity import time_ns
 from dovetail.contracts.api import Route
 from dovetail.contracts.replies import Reply, Writer
 from dovetail.contracts.requests import Request
-from dovetail.identity import time_ns
 from dovetail.processing.image_parts import ImageIds
 from dovetail.processing.input import Preparation
 from dovetail.processing.refusals import unsupported, wrong

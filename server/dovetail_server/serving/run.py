@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dovetail.contracts.replies import Writer
-from dovetail_server import errors
+from dovetail_server.errors import catalogue as errors
 from dovetail_server.serving.choice import Step
 from dovetail_server.serving.common import check_not_aborted
 from dovetail_server.serving.job import Job

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from dovetail_server import errors
+from dovetail_server.errors import catalogue as errors
 from dovetail_server.http.addresses import DEPLOYMENT
 from dovetail_server.schema.models import DEFAULT_MODEL, OPENAI, TAGS
 

@@ -23,8 +23,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from dovetail.contracts.errors import EngineDeadError
-from dovetail_server.error_body import ErrorBody
-from dovetail_server.errors import DRAINING, ClientGoneError, describe
+from dovetail_server.errors.body import ErrorBody
+from dovetail_server.errors.catalogue import DRAINING, ClientGoneError, describe
 from dovetail_server.http.journal import JOURNAL, MovedError, end_of
 from dovetail_server.http.json_lines import one_line
 from dovetail_server.http.origin import DIRECT

@@ -14,8 +14,8 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
-from dovetail_server import errors
-from dovetail_server.settings import ServeSettings
+from dovetail_server.errors import catalogue as errors
+from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.storage.completion_rows import missing, written
 from dovetail_server.storage.database import Database
 from dovetail_server.storage.files import read_page

@@ -21,9 +21,9 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlch
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from dovetail.base.distribution import install_extra
 from dovetail.contracts.errors import ConfigError
-from dovetail.distribution import install_extra
-from dovetail_server.errors import ServiceError, draining
+from dovetail_server.errors.catalogue import ServiceError, draining
 from dovetail_server.storage.disk import touch, waiting_lock
 from dovetail_server.storage.paths import DATABASE, StoragePaths
 from dovetail_server.storage.paths import MIGRATION_LOCK as MIGRATION_LOCK_FILE

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-from dovetail_server.errors import ServiceError
+from dovetail_server.errors.catalogue import ServiceError
 
 logger = logging.getLogger("dovetail.server")
 COPY_BYTES = 1 << 20

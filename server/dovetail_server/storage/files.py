@@ -13,9 +13,9 @@ from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from dovetail.contracts.errors import RequestError
-from dovetail_server.errors import ServiceError
+from dovetail_server.errors.catalogue import ServiceError
 from dovetail_server.http.auth import Keys
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.storage.database import FILES_LOCK, Database
 from dovetail_server.storage.disk import age_of, disk_full, free_bytes, names_in, publish, remove, write_failed
 from dovetail_server.storage.paths import StoragePaths, new_id

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from dovetail.supervisor import Supervisor
-from dovetail_server import errors
-from dovetail_server.settings import ServeSettings
+from dovetail.base.supervisor import Supervisor
+from dovetail_server.errors import catalogue as errors
+from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.storage.paths import StoragePaths, storage_folder
 
 logger = logging.getLogger("dovetail.server")

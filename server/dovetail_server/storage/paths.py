@@ -7,8 +7,8 @@ import os
 import secrets
 from pathlib import Path
 
-from dovetail.identity import time_ns, token_hex
-from dovetail_server.settings import ServeSettings
+from dovetail.base.identity import time_ns, token_hex
+from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.storage.private import make_private
 
 DATABASE = "dovetail.db"

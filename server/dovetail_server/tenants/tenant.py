@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from dovetail.contracts.errors import RequestError
 from dovetail.messages import BACKGROUND
-from dovetail_server.errors import ServiceError
+from dovetail_server.errors.catalogue import ServiceError
 from dovetail_server.tenants.keys_file import PRIORITIES, Limits, PriorityRange
 
 MINUTE_S = 60.0

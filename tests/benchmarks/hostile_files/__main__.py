@@ -93,7 +93,7 @@ def _read(read: Callable[[Path], float], path: Path) -> dict[str, Any]:
 def plain_read(path: Path) -> float:
     """What a start does with a model before anything is computed."""
     from dovetail.processing.prepare import check_model
-    from dovetail_server.settings import ServeSettings
+    from dovetail_server.settings.serve import ServeSettings
 
     check_model(ServeSettings(model_path=str(path)))
     return 0.0

@@ -19,8 +19,8 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.needs import unserved
-from dovetail.plugin_settings import PluginSettings
 from dovetail.plugins import LoadedPlugins, Registry, load, make_plan
+from dovetail.plugins.settings import PluginSettings
 from dovetail.processing.embeddings import Embedder
 from dovetail.processing.prepare import check_model
 from dovetail.processing.reranker import says_so

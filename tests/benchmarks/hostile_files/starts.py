@@ -26,8 +26,8 @@ def serve(folder: str, port_file: Path, report: Path) -> int:
     """Be the server, and write down its longest callback and its memory at the end."""
     from serving_engine import ScriptedProcess
 
-    from dovetail_server import preflight, run
     from dovetail_server.cli import serve as cli
+    from dovetail_server.start import preflight, run
 
     longest, loop_thread, plain = [0.0, ""], threading.get_ident(), asyncio.events.Handle._run
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from server_tiny import write_model
 
-from dovetail import imports
+from dovetail.base import imports
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat
 from dovetail.processing.processor import Processor

@@ -290,9 +290,9 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
         "not a CacheObserver",
     ),
     "command without a target": (
-        broken("dovetail_cli_commands", lambda self, commands: commands.add("a", "dovetail.llm:nothing", help="A.")),
+        broken("dovetail_cli_commands", lambda self, commands: commands.add("a", "dovetail.utils:nothing", help="A.")),
         "test_cli_commands",
-        "command 'a': its target 'dovetail.llm:nothing' cannot be imported",
+        "command 'a': its target 'dovetail.utils:nothing' cannot be imported",
     ),
     "health check that says too much": (
         broken("dovetail_health", lambda self, ctx: HealthCheck(name="x", check=lambda: "two\nlines")),

@@ -236,7 +236,7 @@ def test_a_kernel_set_that_brings_torch_is_named(dovetail_site: FakeSite) -> Non
 
 def test_an_api_that_knows_the_server_is_named(dovetail_site: FakeSite) -> None:
     """What the server keeps for itself is found as soon as a plugin imports it."""
-    module = "import dovetail_server.errors\nfrom dovetail.contracts import Api\nclass Acme(Api): ...\n"
+    module = "import dovetail_server.errors.catalogue\nfrom dovetail.contracts import Api\nclass Acme(Api): ...\n"
     dovetail_site.add("acme", "1.0", {"dovetail.apis.v1": {"acme": "acme_api:Acme"}}, {"acme_api.py": module})
     report = check_class(conformance_class("api", "acme"), "know_the_server")
     assert "imports dovetail_server" in report.failures.get("test_does_not_know_the_server", ""), report.text()

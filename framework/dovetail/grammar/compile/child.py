@@ -22,9 +22,10 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from dovetail.base.forks import GoneError, control_of, receive, send, serve_forks
+from dovetail.base.process_limits import lower
 from dovetail.contracts.errors import DovetailError, RequestError
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
-from dovetail.forks import GoneError, control_of, receive, send, serve_forks
 from dovetail.grammar.compile.memory import address_space, allocated_bytes, resident_bytes
 from dovetail.grammar.compile.vocabulary import unpack
 from dovetail.grammar.spec.refusals import TOO_COMPLEX
@@ -40,7 +41,6 @@ from dovetail.grammar.spec.wire import (
 )
 from dovetail.messages import GrammarOption
 from dovetail.plugins import LoadedPlugins, PluginPlan, load
-from dovetail.process_limits import lower
 from dovetail.sdk.masks import draw_ids
 
 # Trying a compiled grammar out before anybody is given it: what fails at its first texts is refused in time.

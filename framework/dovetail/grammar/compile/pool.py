@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dovetail.forks import ForkServer, ForkStartError, ForkTemplate, GoneError, kill_process, receive, send
+from dovetail.base.forks import ForkServer, ForkStartError, ForkTemplate, GoneError, kill_process, receive, send
 from dovetail.grammar.spec.wire import MIN_S, ChildBegun, ChildCheck, ChildJob, ChildReply, ChildStart, time_left
 
 START_S = 60.0

@@ -1,4 +1,4 @@
-"""What travels between the engine and a compile process; see `dovetail.forks`."""
+"""What travels between the engine and a compile process; see `dovetail.base.forks`."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dovetail.base.settings import EngineSettings
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, KVPool
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ModelError, PluginError
@@ -19,7 +20,6 @@ from dovetail.runtime.attention.auto import KIND, Auto, Names, Picked, Requireme
 from dovetail.runtime.attention.grouped import attended_groups, of_group
 from dovetail.runtime.attention.hybrid import HybridBackend, hybrid
 from dovetail.runtime.attention.measure import Measuring
-from dovetail.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dovetail.base.model_files import object_if_there, read_object
 from dovetail.checkpoint.formats import Formats, StoredFormat
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.model import ConfigFacts
-from dovetail.model_files import object_if_there, read_object
 from dovetail.runtime.checkpoint.claims import CheckpointContents, check_claims, check_params, held
 from dovetail.runtime.checkpoint.config_keys import translate
 from dovetail.runtime.checkpoint.weight_files import WeightFiles, weight_files

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dovetail.base.settings import EngineSettings
 from dovetail.checkpoint.formats import Formats
 from dovetail.contracts.errors import ModelError
 from dovetail.demo import BUNDLED, PREFIX
-from dovetail.settings import EngineSettings
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """`owner/model`, as a hub names it."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from dovetail.base.model_files import is_there, object_if_there, read_object
 from dovetail.checkpoint.formats import Formats
 from dovetail.contracts.errors import ModelError
-from dovetail.model_files import is_there, object_if_there, read_object
 from dovetail.runtime.hf_config import ADAPTER, adapter_alone, inside
 from dovetail.sdk.config import some
 

@@ -9,11 +9,11 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dovetail.base.model_files import check_is_file
 from dovetail.checkpoint.formats import StoredFormat
 from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ModelError, PluginError
-from dovetail.model_files import check_is_file
 from dovetail.runtime.checkpoint.weight_files import WeightFiles
 from dovetail.sdk.checkpoint import dense_numel
 from dovetail.sdk.config import ITEM_BYTES, some

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from dovetail.base.settings import EngineSettings
 from dovetail.contracts.device import Device, DeviceView, is_interpreted
 from dovetail.contracts.errors import ConfigError
 from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import AUTO, as_planned, candidates
 from dovetail.runtime.memory.checks import check_devices
-from dovetail.settings import EngineSettings
 
 if TYPE_CHECKING:
     from dovetail.plugins import LoadedPlugins, PluginPlan

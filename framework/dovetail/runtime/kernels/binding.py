@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dovetail.base.distribution import DISTRIBUTION
 from dovetail.contracts.device import DeviceView
 from dovetail.contracts.errors import DovetailError, PluginError
 from dovetail.contracts.kernels import OPS, Ask, Claim, Kernel, KernelSet, composed, make_ask, meaning, parts_of
 from dovetail.contracts.ranks import PeerMemory
-from dovetail.distribution import DISTRIBUTION
 from dovetail.messages import KernelUse
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe

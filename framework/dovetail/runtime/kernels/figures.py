@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import torch
 
-from dovetail.distribution import DISTRIBUTION
+from dovetail.base.distribution import DISTRIBUTION
 
 MARGIN = 0.05
 """By which another candidate has to be faster than the default, which noise does not reach."""

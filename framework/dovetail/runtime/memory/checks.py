@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dovetail.base.settings import EngineSettings
 from dovetail.contracts.errors import ConfigError
-from dovetail.settings import EngineSettings
 
 EQUAL = 0.9
 """The share of the most that any rank has free, which every rank must have."""

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.base.settings import EngineSettings
 from dovetail.contracts.cache import Chunk, Recurrent, Window
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ConfigError, ModelError
@@ -19,7 +20,6 @@ from dovetail.runtime.memory.checks import check_settings, gib
 from dovetail.runtime.memory.estimates import graph_bytes, group_token_bytes, step_bytes
 from dovetail.runtime.memory.prefill_sizes import sizes
 from dovetail.sdk.config import ITEM_BYTES
-from dovetail.settings import EngineSettings
 
 STATIC_FRACTION = 0.88
 """Of free CUDA memory for weights and KV cache where no flag says more; less where a step needs more than the rest."""

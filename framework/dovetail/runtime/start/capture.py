@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from dovetail.base.settings import EngineSettings
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.graphs.capture_queue import CaptureQueue
 from dovetail.runtime.kernels.repeats import Repeats
@@ -18,7 +19,6 @@ from dovetail.runtime.start.load import LoadedModel
 from dovetail.runtime.start.probe import Probe
 from dovetail.runtime.stepper import StepGraphs
 from dovetail.runtime.warm_up import EagerWarmUp, WarmUpLimits
-from dovetail.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 

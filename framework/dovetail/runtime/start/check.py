@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from dovetail.base.settings import EngineSettings
 from dovetail.checkpoint.formats import KIND, Formats
 from dovetail.contracts.cache import Recurrent
 from dovetail.contracts.checkpoint import CheckpointFormat
@@ -34,7 +35,6 @@ from dovetail.runtime.kernels.binding import KernelBinder, load_sets
 from dovetail.runtime.kernels.contest import Trials
 from dovetail.runtime.memory.plan import context_len
 from dovetail.runtime.ranks import Rank
-from dovetail.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from functools import partial
 import torch
 from torch import nn
 
+from dovetail.base.process_limits import num_cores
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.ranks import PeerMemory
-from dovetail.process_limits import num_cores
 from dovetail.runtime.checkpoint.weights import fill, load_checkpoint
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.start.check import Checked

@@ -17,8 +17,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from dovetail.base.identity import token_hex
 from dovetail.contracts.output import ContentDelta, Event, ReasoningDelta, State, ToolStart
-from dovetail.identity import token_hex
 from dovetail.sdk.formats.detokenizer import Detokenizer, TokenTables
 from dovetail.sdk.formats.layout import FormatLayout, PhaseMarkers, ReplyPhase
 from dovetail.sdk.formats.place import Place

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import tokenizers
 
+from dovetail.base.model_files import check_is_file, object_if_there
+from dovetail.base.panics import is_panic
 from dovetail.checkpoint.formats import StoredFormat
 from dovetail.checkpoint.spm_model import FILE, FIX, spm_model
 from dovetail.contracts.errors import ModelError, PluginError
-from dovetail.model_files import check_is_file, object_if_there
-from dovetail.panics import is_panic
 from dovetail.text.tokenizer.claims import check_claims, check_form, check_merges
 from dovetail.text.tokenizer.spm import backend_of_model
 

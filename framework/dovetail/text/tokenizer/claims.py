@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
+from dovetail.base.model_files import check_is_file
 from dovetail.contracts.errors import ModelError
-from dovetail.model_files import check_is_file
 from dovetail.text.tokenizer.spm import check_table
 
 _TABLE = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')

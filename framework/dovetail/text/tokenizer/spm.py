@@ -12,9 +12,9 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, normalizers
 
+from dovetail.base.model_files import object_if_there
 from dovetail.checkpoint.spm_model import BPE, FILE, FIX, SpmModel
 from dovetail.contracts.errors import ModelError
-from dovetail.model_files import object_if_there
 from dovetail.sdk.pieces import NORMAL, USER, add_pieces, around, merges_of, pieces_backend
 
 

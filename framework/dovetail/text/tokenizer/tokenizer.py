@@ -15,9 +15,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import tokenizers
 
+from dovetail.base.panics import is_panic
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.contracts.errors import DovetailError, ModelError, RequestError
-from dovetail.panics import is_panic
 from dovetail.text.inline import InlineCostError
 from dovetail.text.tokenizer.backend import load_backend
 from dovetail.text.tokenizer.bounded import growth_of

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from dovetail.contracts.errors import RequestError
 from dovetail_server.apis.messages.errors import error_body, status_of
-from dovetail_server.error_body import ErrorBody, ErrorDetail
+from dovetail_server.errors.body import ErrorBody, ErrorDetail
 from dovetail_server.http.json_lines import one_line
 from dovetail_server.schema.common import FreeForm, RequestModel
 from dovetail_server.schema.models import MESSAGES

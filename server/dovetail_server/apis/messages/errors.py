@@ -6,7 +6,7 @@ import msgspec
 
 from dovetail.contracts.replies import Failure
 from dovetail_server.apis.messages.schema import AnthropicError, AnthropicErrorDetail, UnsupportedThread
-from dovetail_server.error_body import ErrorDetail
+from dovetail_server.errors.body import ErrorDetail
 
 PREFIX = "/v1/messages"
 TYPES = {

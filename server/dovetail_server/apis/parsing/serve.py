@@ -17,7 +17,6 @@ from dovetail.plugins.plan import as_planned
 from dovetail.sdk.formats.output import make_parser, parse_full
 from dovetail.text.parsing.fitted import bound_reasoning, bound_tools
 from dovetail.text.tokenizer.tokenizer import check_text
-from dovetail_server import errors
 from dovetail_server.apis.parsing.schema import (
     ParsedCall,
     ParsedCalls,
@@ -25,6 +24,7 @@ from dovetail_server.apis.parsing.schema import (
     SeparatedReasoning,
     SeparateReasoningRequest,
 )
+from dovetail_server.errors import catalogue as errors
 
 if TYPE_CHECKING:
     from dovetail.processing.processor import Processor

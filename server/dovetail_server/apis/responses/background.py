@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from dovetail.base.supervisor import Supervisor
 from dovetail.contracts.errors import RequestError
-from dovetail.supervisor import Supervisor
-from dovetail_server import errors
 from dovetail_server.apis.responses import objects as ro
 from dovetail_server.apis.responses.keeper import ResponseRecorder
 from dovetail_server.apis.responses.reply import ResponsesWriter
+from dovetail_server.errors import catalogue as errors
 from dovetail_server.http.auth import CALLER
 from dovetail_server.serving import run
 from dovetail_server.serving.job import Job

@@ -19,7 +19,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail_server.apis.responses.conversation_schema import missing, missing_item
 from dovetail_server.apis.responses.items import Item, item_id, new_response_id
 from dovetail_server.http.auth import Keys
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.storage.database import Database
 from dovetail_server.storage.images import StoredImages, packed
 from dovetail_server.storage.limits import too_much

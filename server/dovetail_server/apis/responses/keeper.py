@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dovetail_server import errors
 from dovetail_server.apis.responses.items import turn_items
 from dovetail_server.apis.responses.last import LastResponse, Turns
+from dovetail_server.errors import catalogue as errors
 
 if TYPE_CHECKING:
     from dovetail_server.apis.responses.conversations import ConversationStore

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat, JsonObject, Names, Request, Sampling, Tools
 from dovetail.processing.refusals import wrong
-from dovetail_server import errors
 from dovetail_server.apis.fields import same_field
 from dovetail_server.apis.responses.items import Item, all_opened, messages_of
 from dovetail_server.apis.responses.objects import InputTokens
@@ -26,6 +25,7 @@ from dovetail_server.apis.responses.schema import (
 )
 from dovetail_server.apis.responses.tool_schema import ResponsesHostedTool
 from dovetail_server.apis.responses.tools import chat_choice, read_tools, tool_echo, tools_in
+from dovetail_server.errors import catalogue as errors
 
 if TYPE_CHECKING:
     from dovetail.processing.processor import Processor

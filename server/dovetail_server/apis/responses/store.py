@@ -14,13 +14,13 @@ from msgspec.structs import replace
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from dovetail.base.supervisor import Supervisor
 from dovetail.contracts.errors import RequestError
-from dovetail.supervisor import Supervisor
-from dovetail_server import errors
 from dovetail_server.apis.responses import objects as ro
 from dovetail_server.apis.responses.items import OPEN, Item, missing, response_of_item, turn_items
+from dovetail_server.errors import catalogue as errors
 from dovetail_server.http.auth import Keys
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.storage.database import Database
 from dovetail_server.storage.images import StoredImages
 from dovetail_server.storage.limits import too_much

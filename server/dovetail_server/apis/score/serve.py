@@ -13,9 +13,9 @@ from dovetail.contracts.errors import RequestError
 from dovetail.messages import SamplerParams, Submit, TokenLogprob
 from dovetail.processing.sampling import check_token_ids
 from dovetail.text.parsing.stream import OutputStream
-from dovetail_server import errors
 from dovetail_server.apis.logprobs import finite
 from dovetail_server.apis.score.schema import ScoreRequest, Scores
+from dovetail_server.errors import catalogue as errors
 from dovetail_server.schema.common import Usage
 from dovetail_server.serving.choice import Choice
 from dovetail_server.serving.common import check_not_aborted, choice_rid, new_id, service_of, usage_of

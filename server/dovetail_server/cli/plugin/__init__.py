@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from dovetail.base.word_lists import split_names
 from dovetail.contracts.errors import DovetailError
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.records import PluginRecord
 from dovetail.plugins.registry import Registry
-from dovetail.word_lists import split_names
 
 _COLUMNS = ("KIND", "NAME", "STATE", "DISTRIBUTION", "VERSION", "NOTES")
 

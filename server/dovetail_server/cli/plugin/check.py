@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         code = 1
     has_faults = _follow_rules(record, is_strict=args.next_minor)
     if record.kind == "api" and not code:
-        from dovetail_server.app import check_apis
+        from dovetail_server.start.app import check_apis
 
         check_apis([import_planned(as_planned(record))()])
     return 1 if has_faults and args.next_minor else code

@@ -1,4 +1,4 @@
-"""`python -m dovetail.aside NAME MODULE:FUNCTION`: a plugin's program in a process beside the engine.
+"""`python -m dovetail.base.aside NAME MODULE:FUNCTION`: a plugin's program in a process beside the engine.
 
 What it writes to standard error is written as this server writes its log, under NAME.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from dovetail import log
+from dovetail.base import log
 from dovetail.contracts.kernels import named
 
 if __name__ == "__main__":

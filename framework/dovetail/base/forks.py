@@ -22,9 +22,9 @@ from concurrent.futures import Future
 
 import msgspec
 
-from dovetail import log
-from dovetail.messages.frames import HEADER, MAX_FRAME
-from dovetail.orphans import wake_when_orphaned
+from dovetail.base import log
+from dovetail.base.frames import HEADER, MAX_FRAME
+from dovetail.base.orphans import wake_when_orphaned
 
 START_TIMEOUT_S = 60.0
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1")

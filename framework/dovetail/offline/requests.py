@@ -18,7 +18,7 @@ from dovetail.contracts.requests import Chat, Ids, Names, Request, Sampling
 from dovetail.grammar.spec.fields import NAMES, read_grammar
 from dovetail.grammar.spec.output_types import fields_of
 from dovetail.grammar.spec.route import GrammarRoute
-from dovetail.llm_types import SamplingParams
+from dovetail.offline.types import SamplingParams
 from dovetail.processing.bounds import MAX_TOOL_NAME, TOOL_NAME, Effort
 from dovetail.processing.input import Preparation
 from dovetail.processing.pairs import POOLING, TextIds

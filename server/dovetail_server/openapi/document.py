@@ -14,8 +14,8 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from dovetail_server.error_body import ErrorBody
-from dovetail_server.examples import add_examples
+from dovetail_server.errors.body import ErrorBody
+from dovetail_server.openapi.examples import add_examples
 from dovetail_server.state import get_free_state
 
 REF = "#/components/schemas/"

@@ -12,14 +12,14 @@ from pydantic import Field, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from dovetail.config_file import read_config
-from dovetail.plugin_settings import ENV_PREFIX
+from dovetail.base.config_file import read_config
+from dovetail.base.settings import Names, flag
+from dovetail.plugins.settings import ENV_PREFIX
 from dovetail.processing.text_settings import TextSettings
-from dovetail.settings import Names, flag
 from dovetail_server.compat.arguments import file_value
-from dovetail_server.key_settings import KeySettings
-from dovetail_server.media_settings import MediaSettings
-from dovetail_server.setting_types import Aliases, Hosts, Origins
+from dovetail_server.settings.keys import KeySettings
+from dovetail_server.settings.media import MediaSettings
+from dovetail_server.settings.types import Aliases, Hosts, Origins
 
 
 class ServeSettings(KeySettings, MediaSettings, TextSettings, BaseSettings):

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_settings import NoDecode
 
+from dovetail.base.word_lists import given_names
 from dovetail.demo import MODEL_DIR
-from dovetail.word_lists import given_names
 
 Task = Literal["generate", "embed", "classify", "score"]
 """What a model is asked for: text, embeddings, labels of a text, how well two texts go together."""

@@ -3,8 +3,8 @@
 Warnings and errors carry their level after the time; plain information does not. Everything of Dovetail logs below the
 logger `dovetail`.
 
-With `--log-format json` every line is one JSON object instead (`dovetail.log_json`). The processes that a server starts
-find the choice in their environment.
+With `--log-format json` every line is one JSON object instead (`dovetail.base.log_json`). The processes that a server
+starts find the choice in their environment.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def setup(
     follow(process)
     handler: logging.Handler
     if is_json():
-        from dovetail.log_json import JsonHandler
+        from dovetail.base.log_json import JsonHandler
 
         handler = JsonHandler()
     else:
@@ -74,7 +74,7 @@ def setup(
 def follow(process: str) -> None:
     """Write in the parent process's format: for processes that log nothing themselves."""
     if is_json():
-        from dovetail import log_json
+        from dovetail.base import log_json
 
         log_json.take_over(process)
 

@@ -11,20 +11,20 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from dovetail import imports
+from dovetail.base import imports
+from dovetail.base.distribution import DISTRIBUTION
+from dovetail.base.settings import EngineSettings
+from dovetail.base.supervisor import LAST_RESORT_S, Supervisor
 from dovetail.contracts.errors import EngineError
-from dovetail.distribution import DISTRIBUTION
 from dovetail.engine.client import EngineClient
 from dovetail.engine.streams import CLOSED
 from dovetail.grammar.compile.memory import return_large_blocks
 from dovetail.messages import EngineInfo
-from dovetail.plugin_settings import ENV_PREFIX, is_secret
-from dovetail.settings import EngineSettings
-from dovetail.supervisor import LAST_RESORT_S, Supervisor
+from dovetail.plugins.settings import ENV_PREFIX, is_secret
 from dovetail.text.tokenizer.threads import num_threads, set_threads
-from dovetail_server.hooks import ApiHooks
-from dovetail_server.settings import ServeSettings
-from dovetail_server.startup import ENGINE, StartupTimer, engine_notes
+from dovetail_server.serving.hooks import ApiHooks
+from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.start.startup import ENGINE, StartupTimer, engine_notes
 
 if TYPE_CHECKING:
     from dovetail.contracts.api import Api
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dovetail.processing.processor import Processor
     from dovetail.runtime.checkpoint.folder import ModelFolder
     from dovetail_server.http.auth import Keys
-    from dovetail_server.lifecycle import HttpServer
+    from dovetail_server.start.lifecycle import HttpServer
     from dovetail_server.state import ServerState
 
 logger = logging.getLogger("dovetail.server")
@@ -180,7 +180,7 @@ def load_apis(plan: PluginPlan) -> list[Api]:
     """
     with imports.for_good():
         from dovetail_server.apis.loaded import apis_of
-        from dovetail_server.app import check_apis
+        from dovetail_server.start.app import check_apis
     apis = apis_of(plan)
     check_apis(apis)
     return apis
@@ -198,8 +198,8 @@ def build_http(
     """Import the web framework and build the application; runs in a thread beside the engine's start."""
     with phases.phase("http"):
         with imports.for_good():
-            from dovetail_server.app import build_routes, create_app
-            from dovetail_server.lifecycle import HttpServer
+            from dovetail_server.start.app import build_routes, create_app
+            from dovetail_server.start.lifecycle import HttpServer
             from dovetail_server.state import ServerState
         state = ServerState(settings, engine, hooks, tasks, load_apis(plan) if apis is None else apis)
         app = create_app(state)

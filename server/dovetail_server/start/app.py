@@ -19,11 +19,10 @@ import dovetail
 from dovetail.contracts.api import Api, View
 from dovetail.contracts.errors import EngineError, PluginError, RequestError
 from dovetail.processing.apis import is_below
-from dovetail_server import errors
 from dovetail_server.apis.guarded import Guarded
 from dovetail_server.compat.endpoints import why_not
-from dovetail_server.error_body import ErrorDetail
-from dovetail_server.hooks import ApiHooks, PluginRoute
+from dovetail_server.errors import catalogue as errors
+from dovetail_server.errors.body import ErrorDetail
 from dovetail_server.http.addresses import Addresses, Routes
 from dovetail_server.http.api_errors import ApiErrors
 from dovetail_server.http.asgi import BodyLimitMiddleware, RequestIdMiddleware
@@ -33,7 +32,7 @@ from dovetail_server.http.held import Holder
 from dovetail_server.http.hosts import HostRules, Hosts
 from dovetail_server.http.journal import MAX_JOURNAL_BYTES, Resumable
 from dovetail_server.http.journal import PATH as RESUME_PATH
-from dovetail_server.openapi import complete
+from dovetail_server.openapi.document import complete
 from dovetail_server.reading.tasks import OWN_NAMES
 from dovetail_server.routes import (
     admin,
@@ -63,11 +62,12 @@ from dovetail_server.routes import (
     usage,
 )
 from dovetail_server.schema.unknown import LeavesOut
+from dovetail_server.serving.hooks import ApiHooks, PluginRoute
 from dovetail_server.state import ServerState
 from dovetail_server.tenants.tenant import RATE_HEADERS
 
 if TYPE_CHECKING:
-    from dovetail_server.settings import ServeSettings
+    from dovetail_server.settings.serve import ServeSettings
 
 FORM_BYTES = 1 << 16
 """What a form may have around its file."""

@@ -15,11 +15,11 @@ from dovetail.contracts.errors import ConfigError
 from dovetail_server.apis.loaded import apis_of, of_batches
 from dovetail_server.batches.model import ENDPOINTS, endpoint_of
 from dovetail_server.batches.service import StorageService
-from dovetail_server.hooks import ApiHooks
-from dovetail_server.run import load_text, make_engine
 from dovetail_server.schema.batches import Batch, BatchRequest, decode_line
-from dovetail_server.settings import ServeSettings
-from dovetail_server.startup import StartupTimer
+from dovetail_server.serving.hooks import ApiHooks
+from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.start.run import load_text, make_engine
+from dovetail_server.start.startup import StartupTimer
 from dovetail_server.state import ServerState
 from dovetail_server.storage.disk import copy, write_whole
 

@@ -11,9 +11,9 @@ from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import NoDecode
 
+from dovetail.base.settings import EngineSettings, Names, flag, none_word
 from dovetail.contracts.errors import ConfigError
 from dovetail.plugins.options import option_key
-from dovetail.settings import EngineSettings, Names, flag, none_word
 
 ENV_PREFIX = "DOVETAIL_"
 ENV_OPTION = f"{ENV_PREFIX}PLUGIN__"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dovetail import log
+from dovetail.base import log
 from dovetail.contracts.errors import DovetailError
 from dovetail.messages import EngineInfo
 

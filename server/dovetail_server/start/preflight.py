@@ -10,7 +10,7 @@ from typing import Any
 
 from dovetail.contracts.errors import ConfigError
 from dovetail.runtime.checkpoint.hub import with_folders
-from dovetail_server.settings import ServeSettings
+from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.tenants.keys_file import read_keys_file
 
 DEMO_NAME = "dovetail-demo"

@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from dovetail.settings import flag
-from dovetail_server.setting_types import ApiKey, ApiKeys
+from dovetail.base.settings import flag
+from dovetail_server.settings.types import ApiKey, ApiKeys
 
 
 class KeySettings(BaseModel):

@@ -8,9 +8,9 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from pydantic_settings import NoDecode
 
+from dovetail.base.settings import flag
 from dovetail.processing.text_settings import read_object
-from dovetail.settings import flag
-from dovetail_server.setting_types import Hosts
+from dovetail_server.settings.types import Hosts
 
 MOST = 1024
 """Images that an operator may allow a request."""

@@ -31,9 +31,9 @@ from dovetail.contracts.reasoning import ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.spec.diagnostics import explained
 from dovetail.grammar.spec.refusals import LATER
-from dovetail.llm_requests import OfflineRequest, OfflineRequests, Prompt, prompt_ids
-from dovetail.llm_types import Classification, GeneratedReply, PromptEmbedding, Ranked, SamplingParams, Score
-from dovetail.outlines_model import OutlinesModel, pieces_of, register
+from dovetail.offline.outlines_model import OutlinesModel, pieces_of, register
+from dovetail.offline.requests import OfflineRequest, OfflineRequests, Prompt, prompt_ids
+from dovetail.offline.types import Classification, GeneratedReply, PromptEmbedding, Ranked, SamplingParams, Score
 from dovetail.plugins import load
 from dovetail.plugins.manager import running_hooks
 from dovetail.processing.classes import classes_of

@@ -18,7 +18,7 @@ from dovetail.messages import TokenDelta
 from dovetail.text.parsing.stream import OutputStream
 
 if TYPE_CHECKING:
-    from dovetail.llm_types import GeneratedReply, SamplingParams
+    from dovetail.offline.types import GeneratedReply, SamplingParams
 
 
 class OutlinesModel:
@@ -134,7 +134,7 @@ def _no_backend(backend: str | None) -> None:
 
 
 def _params(output_type: Any, params: Mapping[str, Any]) -> SamplingParams:
-    from dovetail.llm_types import SamplingParams
+    from dovetail.offline.types import SamplingParams
 
     try:
         return SamplingParams(**params, output_type=output_type)

@@ -26,7 +26,7 @@ from dovetail.processing.refusals import prompt_too_long as prompt_too_long
 from dovetail.processing.refusals import unsupported as unsupported
 from dovetail_server.compat.endpoints import why_not
 from dovetail_server.compat.fields import ELSEWHERE, ours, refusal
-from dovetail_server.error_body import ErrorBody, ErrorDetail
+from dovetail_server.errors.body import ErrorBody, ErrorDetail
 
 logger = logging.getLogger("dovetail.server")
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 from pydantic_settings import NoDecode
 
-from dovetail.word_lists import given_names, split_words
+from dovetail.base.word_lists import given_names, split_words
 from dovetail_server.schema.models import TAGS
 
 

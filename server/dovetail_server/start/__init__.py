@@ -1,0 +1,1 @@
+"""A server's start, its life and its end."""
