@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pydantic.fields import FieldInfo
 
-from dovetail.plugins.settings import ENV_PREFIX
+from dovetail.processing.plugin_settings import ENV_PREFIX
 from dovetail_server.cli.options import describe, flag_names, has_flag, is_common
 from dovetail_server.settings.serve import ServeSettings
 

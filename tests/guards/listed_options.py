@@ -99,7 +99,7 @@ def flag_line(where: str, action: argparse.Action) -> str | None:
 
 def settings() -> Iterator[str]:
     """Yield the settings of a server."""
-    from dovetail.plugins.settings import ENV_PREFIX
+    from dovetail.processing.plugin_settings import ENV_PREFIX
     from dovetail_server.settings.serve import ServeSettings
 
     document = ServeSettings.model_json_schema()

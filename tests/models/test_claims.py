@@ -14,8 +14,8 @@ from quantised_models import plugin_of
 from dovetail.base.model_files import read_json
 from dovetail.contracts.errors import ModelError
 from dovetail.demo import MODEL_DIR
-from dovetail.plugins.settings import PluginSettings
 from dovetail.processing.embeddings import Dense, Embedder
+from dovetail.processing.plugin_settings import PluginSettings
 from dovetail.processing.prepare import check_model
 from dovetail.runtime.checkpoint.claims import MAX_INTEGER, CheckpointContents, check_claims, check_params, held
 from dovetail.runtime.checkpoint.folder import EmbeddingModule, ModelFolder

@@ -14,7 +14,7 @@ import pytest
 
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.demo import MODEL_DIR
-from dovetail.plugins.settings import PluginSettings
+from dovetail.processing.plugin_settings import PluginSettings
 from dovetail.processing.prepare import check_model
 from dovetail.text.tokenizer.ends import end_ids
 from dovetail.text.tokenizer.tokenizer import Tokenizer

@@ -17,7 +17,7 @@ from dovetail.contracts.checkpoint import CheckpointFormat, Listing, TensorHeade
 from dovetail.contracts.errors import ModelError, PluginError
 from dovetail.demo import MODEL_DIR
 from dovetail.plugins import Registry
-from dovetail.plugins.settings import PluginSettings
+from dovetail.processing.plugin_settings import PluginSettings
 from dovetail.processing.prepare import prepare
 from dovetail.runtime.checkpoint.files import Checkpoint
 from dovetail.runtime.checkpoint.folder import ModelFolder

@@ -38,7 +38,7 @@ MODULES = {f"{old}.{name}": f"{new}.{name}" for (old, new), names in _PACKAGES.i
     "dovetail.llm": "dovetail.offline.llm (dovetail.LLM)",
     "dovetail.llm_types": "dovetail.offline.types (dovetail.SamplingParams)",
     "dovetail.messages.seeds": "dovetail.contracts.seeds",
-    "dovetail.plugin_settings": "dovetail.plugins.settings",
+    "dovetail.plugin_settings": "dovetail.processing.plugin_settings",
     "dovetail.plugins.contexts": "dovetail.contracts.hooks",
     "dovetail.runtime.cuda_ranks": "dovetail_backends.devices.cuda_ranks",
     "dovetail.runtime.device.draw_params": "dovetail.sdk.rows",

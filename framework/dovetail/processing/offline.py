@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from dovetail.base.config_file import read_config
 from dovetail.base.word_numbers import wanted
 from dovetail.contracts.errors import ConfigError
-from dovetail.plugins.settings import (
+from dovetail.processing.plugin_settings import (
     ARGUMENT,
     ENV_PREFIX,
     GivenOption,

@@ -23,9 +23,16 @@ from dovetail.plugins.loader import describe, import_planned, naming_plugin, opt
 from dovetail.plugins.lock import check_files, read_lock
 from dovetail.plugins.options import OptionError, describe_options, option_key, plain_options
 from dovetail.plugins.plan import AUTO
-from dovetail.plugins.settings import ARGUMENT, ENV_PREFIX, OF_THIS_RUN, GivenOption, PluginSettings, is_secret
 from dovetail.plugins.time_limit import time_limit
 from dovetail.processing.classes import Classes, register_classes
+from dovetail.processing.plugin_settings import (
+    ARGUMENT,
+    ENV_PREFIX,
+    OF_THIS_RUN,
+    GivenOption,
+    PluginSettings,
+    is_secret,
+)
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.device.devices import check_device
 from dovetail.runtime.hf_config import quant_method, vision_type

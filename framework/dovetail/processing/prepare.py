@@ -17,9 +17,9 @@ from dovetail.contracts.needs import unserved
 from dovetail.plugins import PluginPlan, Registry
 from dovetail.plugins.config_facts import config_facts
 from dovetail.plugins.plan import AUTO
-from dovetail.plugins.settings import PluginSettings
 from dovetail.processing.classes import Classes
 from dovetail.processing.plan import plan_plugins, scan_once
+from dovetail.processing.plugin_settings import PluginSettings
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.hub import with_folders
 from dovetail.runtime.device.devices import check_device

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode
 
 from dovetail.base.settings import flag
-from dovetail.plugins.settings import PluginSettings
+from dovetail.processing.plugin_settings import PluginSettings
 
 SamplingName = Literal["temperature", "top_p", "top_k", "min_p", "repetition_penalty"]
 

@@ -16,7 +16,7 @@ from dovetail_server.apis.guarded import Guarded
 from dovetail_server.apis.routes import BUILT_IN
 
 if TYPE_CHECKING:
-    from dovetail.plugins.settings import PluginSettings
+    from dovetail.processing.plugin_settings import PluginSettings
 
 
 def apis_of(plan: PluginPlan) -> list[Api]:

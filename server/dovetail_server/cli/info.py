@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dovetail.contracts.kernels import Ask
     from dovetail.plugins import Registry
     from dovetail.plugins.plan import PluginPlan
-    from dovetail.plugins.settings import PluginSettings
+    from dovetail.processing.plugin_settings import PluginSettings
     from dovetail.processing.prepare import StartPreparation
     from dovetail.runtime.checkpoint.folder import ModelFolder
     from dovetail.text.chat.template import ChatTemplate
@@ -75,8 +75,8 @@ def info(
     Raises:
         ConfigError: Too little of the folder can be read to show anything.
     """
-    from dovetail.plugins.settings import PluginSettings
     from dovetail.processing.oddities import usable_defaults
+    from dovetail.processing.plugin_settings import PluginSettings
     from dovetail.runtime.checkpoint.folder import ModelFolder
     from dovetail.runtime.checkpoint.hub import with_folders
 

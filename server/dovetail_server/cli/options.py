@@ -18,7 +18,7 @@ from pydantic_core import PydanticUndefined
 from dovetail.base.config_file import field_aliases
 from dovetail.base.word_numbers import wanted
 from dovetail.contracts.errors import ConfigError
-from dovetail.plugins.settings import ENV_PREFIX, from_environment, is_secret, merge_options
+from dovetail.processing.plugin_settings import ENV_PREFIX, from_environment, is_secret, merge_options
 from dovetail_server.cli.help_groups import GROUP_OF, GROUPS, metavar_of
 from dovetail_server.cli.plugin_flags import split_plugin_flags
 from dovetail_server.compat.arguments import ArgumentTranslation

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from dovetail.contracts.errors import ConfigError
 from dovetail.plugins.options import option_key
-from dovetail.plugins.settings import Given, GivenOption
+from dovetail.processing.plugin_settings import Given, GivenOption
 
 PLUGIN_FLAG = re.compile(r"--([A-Za-z0-9][\w-]*)\.([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 

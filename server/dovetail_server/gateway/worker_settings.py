@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from dovetail.contracts.errors import ConfigError
-from dovetail.plugins.settings import ENV_PREFIX, GivenOption
+from dovetail.processing.plugin_settings import ENV_PREFIX, GivenOption
 from dovetail_server.settings.serve import ServeSettings
 
 OURS = frozenset(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.plugins.settings import Given
+from dovetail.processing.plugin_settings import Given
 from dovetail_server.http.auth import Caller
 
 HIDDEN = "**********"

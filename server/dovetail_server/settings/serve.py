@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from dovetail.base.config_file import read_config
 from dovetail.base.settings import Names, flag
-from dovetail.plugins.settings import ENV_PREFIX
+from dovetail.processing.plugin_settings import ENV_PREFIX
 from dovetail.processing.text_settings import TextSettings
 from dovetail_server.compat.arguments import file_value
 from dovetail_server.settings.keys import KeySettings

@@ -20,8 +20,8 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.needs import unserved
 from dovetail.plugins import LoadedPlugins, Registry, load, make_plan
-from dovetail.plugins.settings import PluginSettings
 from dovetail.processing.embeddings import Embedder
+from dovetail.processing.plugin_settings import PluginSettings
 from dovetail.processing.prepare import check_model
 from dovetail.processing.reranker import says_so
 from dovetail.runtime.checkpoint.folder import ModelFolder

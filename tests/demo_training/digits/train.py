@@ -254,11 +254,11 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--fonts", type=Path, default=Path("/usr/share/fonts"), help="folder with the fonts' files")
     parser.add_argument("--any-fonts", action="store_true", help="train on all fonts there, and hold out none")
     parser.add_argument("--from", type=Path, dest="source", help="train this exported model further")
-    parser.add_argument("--minutes", type=float, default=25.0, help="processor time, of one thread")
+    parser.add_argument("--minutes", type=float, default=10.0, help="processor time, of one thread")
     parser.add_argument("--steps", type=int, default=10**9, help="after which it ends earlier")
-    parser.add_argument("--rows", type=int, default=32, help="images in a batch")
+    parser.add_argument("--rows", type=int, default=40, help="images in a batch")
     parser.add_argument(
-        "--early", type=float, default=0.35, help="share of the time in which only the tower learns, from small images"
+        "--early", type=float, default=0.15, help="share of the time in which only the tower learns, from small images"
     )
     parser.add_argument(
         "--strokes", type=int, default=8000, help="numbers that are drawn, each of which is painted often"
