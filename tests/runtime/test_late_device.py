@@ -12,7 +12,8 @@ from dovetail.contracts.errors import ConfigError
 from dovetail.executor.local import LocalExecutor
 from dovetail.messages import SamplerParams
 from dovetail.plugins import load
-from dovetail.runtime.device.devices import device_of, to_host
+from dovetail.runtime.device.devices import device_of
+from dovetail.runtime.device.upload import to_host
 from dovetail.runtime.step import InFlightStep
 from dovetail_testing.engine import generate, make_plans, tokens
 from dovetail_testing.late_device import POISON, LateDevice, playing

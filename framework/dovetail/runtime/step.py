@@ -20,7 +20,8 @@ from dovetail.contracts.device import Device, DeviceEvent
 from dovetail.messages import TokenLogprob
 from dovetail.messages.step import Floats, StepInput, StepOutput
 from dovetail.runtime.device.device_state import SampleRow
-from dovetail.runtime.device.devices import device_of, to_device, to_host
+from dovetail.runtime.device.devices import device_of
+from dovetail.runtime.device.upload import to_device, to_host
 from dovetail.runtime.graphs.batch import drafts_behind, place_in_row
 from dovetail.runtime.graphs.decode import Decoded
 from dovetail.runtime.kernels.repeats import outermost_lists

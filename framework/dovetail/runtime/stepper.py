@@ -20,8 +20,8 @@ from dovetail.contracts.model import CausalLM, Classifier
 from dovetail.messages import Pool
 from dovetail.messages.step import POOL, DecodeGraph, PrefillGraph, StepInput, StepLate, StepOutput, Want
 from dovetail.runtime.device.device_state import DeviceState, RowFacts
-from dovetail.runtime.device.devices import to_device, upload
 from dovetail.runtime.device.penalties import TokenCounts
+from dovetail.runtime.device.upload import to_device, upload
 from dovetail.runtime.graphs.batch import StepTokens, last_tokens, prepare, tokens_of
 from dovetail.runtime.graphs.decode import Decoded, DecodeGraphs
 from dovetail.runtime.graphs.prefill import PrefillGraphs

@@ -183,8 +183,8 @@ def served_as(examined: ExaminedModel, model: ModelFolder, template: str) -> dic
     """Say which plugin serves the model, what it is for, and what it keeps of a token; or that none does."""
     from dovetail.contracts.cache import Recurrent
     from dovetail.processing.embeddings import Embedder
-    from dovetail.processing.processor import Tasks
     from dovetail.processing.reranker import knows_roles, says_so
+    from dovetail.processing.tasks import Tasks
     from dovetail.runtime.memory.estimates import group_token_bytes
     from dovetail.sdk.checkpoint import dense_numel
     from dovetail.sdk.config import ITEM_BYTES

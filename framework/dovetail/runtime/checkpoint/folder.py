@@ -17,8 +17,8 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.model import ConfigFacts
 from dovetail.runtime.checkpoint.claims import CheckpointContents, check_claims, check_params, held
 from dovetail.runtime.checkpoint.config_keys import translate
+from dovetail.runtime.checkpoint.fit import check_fit
 from dovetail.runtime.checkpoint.weight_files import WeightFiles, weight_files
-from dovetail.runtime.checkpoint.weight_match import check_fit
 from dovetail.runtime.checkpoint.weight_size import HEAD, has_own_head, headers_of, stored_headers
 from dovetail.runtime.hf_config import architecture, config_of, modules_of, quant_method
 from dovetail.sdk.checkpoint import dense_numel

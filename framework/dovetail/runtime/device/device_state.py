@@ -21,9 +21,9 @@ from dovetail.contracts.kernels import Kernel
 from dovetail.contracts.seeds import signed64
 from dovetail.messages import SamplerParams
 from dovetail.messages.step import Admit, Ints, StepInput, no_ints
-from dovetail.runtime.device.devices import to_device, upload
 from dovetail.runtime.device.penalties import History
 from dovetail.runtime.device.row_images import RowImages
+from dovetail.runtime.device.upload import to_device, upload
 from dovetail.runtime.memory.plan import NUM_PADDING_ROWS
 from dovetail.runtime.step_kernels import PLAIN_STEP
 from dovetail.sdk.rows import FLOATS, MAX_BIAS, MAX_STOPS, MAX_TOP, NOTHING, NUMBERS, DrawParams, RowTable

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
-
-import torch
-from torch import Tensor
 
 from dovetail.base.settings import EngineSettings
 from dovetail.contracts.device import Device, DeviceView, is_interpreted
@@ -19,6 +16,8 @@ from dovetail.plugins.plan import AUTO, as_planned, candidates
 from dovetail.runtime.memory.checks import check_devices
 
 if TYPE_CHECKING:
+    import torch
+
     from dovetail.plugins import LoadedPlugins, PluginPlan
 
 KIND = "device"
@@ -152,29 +151,3 @@ def _preference(cls: type[Device]) -> int:
 def _refuse(name: str, cause: str | None) -> None:
     if cause is not None:
         raise ConfigError(f"--device {name}: {cause}, or use --device {HOST}")
-
-
-# Between host and device without waiting: a copy from or to pageable memory would hold the host until it is done.
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a fresh host tensor on the device; through pinned memory where it is a GPU."""
-    return pinned(tensor, device).to(device, non_blocking=True)
-
-
-def upload(values: Sequence[int] | Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return numbers as a tensor on the device."""
-    return to_device(torch.tensor(values, dtype=dtype), device)
-
-
-def pinned(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a fresh host tensor in memory from which a device copies without the host's waiting."""
-    return device_of(device).pinned(tensor)
-
-
-def to_host(tensor: Tensor) -> Tensor:
-    """Begin to copy a tensor to the host: what overwrites it afterwards does not matter to the copy.
-
-    The copy may be read once the device has come that far.
-    """
-    return device_of(tensor.device).to_host(tensor)

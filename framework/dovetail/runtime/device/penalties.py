@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dovetail.messages import SamplerParams
-from dovetail.runtime.device.devices import upload
+from dovetail.runtime.device.upload import upload
 
 
 class TokenCounts:

@@ -19,7 +19,7 @@ from dovetail.contracts.attention import ImageRows
 from dovetail.contracts.errors import ModelError
 from dovetail.messages.media import MediaSpan, read_arrays
 from dovetail.messages.step import Admit, StepInput
-from dovetail.runtime.device.devices import to_device, upload
+from dovetail.runtime.device.upload import to_device, upload
 
 Longs = npt.NDArray[np.int64]
 Encode = Callable[[Mapping[str, Tensor]], Tensor]

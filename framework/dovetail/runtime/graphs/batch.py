@@ -12,8 +12,8 @@ from torch import Tensor
 from dovetail.contracts.attention import AttentionBackend, ForwardBatch, StateSave
 from dovetail.messages.step import Ints, StepInput
 from dovetail.runtime.device.device_state import DeviceState
-from dovetail.runtime.device.devices import to_device
 from dovetail.runtime.device.row_images import NO_IMAGES
+from dovetail.runtime.device.upload import to_device
 
 Longs = npt.NDArray[np.int64]
 NO_DRAFT = -2

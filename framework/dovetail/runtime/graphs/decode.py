@@ -22,8 +22,8 @@ from dovetail.contracts.attention import AttentionBackend, ForwardBatch, Phase
 from dovetail.contracts.model import CausalLM
 from dovetail.messages.step import DecodeGraph, Ints
 from dovetail.runtime.device.device_state import DeviceState
-from dovetail.runtime.device.devices import pinned
 from dovetail.runtime.device.graph_pool import Borrowed, GraphPool, PooledGraph, StepOutputs
+from dovetail.runtime.device.upload import pinned
 from dovetail.runtime.sampling.draw_graphs import (
     AdjustedDraw,
     AdjustedOutputs,

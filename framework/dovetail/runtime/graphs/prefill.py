@@ -21,8 +21,8 @@ from dovetail.contracts.attention import AttentionBackend, ForwardBatch, Phase
 from dovetail.contracts.model import CausalLM
 from dovetail.messages.step import MAX_SAVES, MOST_VERIFIED, Ints, PrefillGraph, no_ints
 from dovetail.runtime.device.device_state import DeviceState
-from dovetail.runtime.device.devices import pinned
 from dovetail.runtime.device.graph_pool import GraphPool, PooledGraph, StepOutputs
+from dovetail.runtime.device.upload import pinned
 from dovetail.runtime.graphs.batch import NO_TOKENS, StepTokens
 from dovetail.runtime.graphs.verify import VerifyGraphs
 from dovetail.runtime.memory.prefill_sizes import FIRST

@@ -19,8 +19,8 @@ from torch import Tensor
 from dovetail.contracts.model import CausalLM
 from dovetail.messages.step import MOST_VERIFIED, StepInput
 from dovetail.runtime.device.device_state import DeviceState
-from dovetail.runtime.device.devices import pinned
 from dovetail.runtime.device.graph_pool import GraphPool, PooledGraph
+from dovetail.runtime.device.upload import pinned
 from dovetail.runtime.graphs.batch import NO_DRAFT, StepTokens, drafts_behind, last_tokens
 from dovetail.runtime.step_kernels import StepKernels
 

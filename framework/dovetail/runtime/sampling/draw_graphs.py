@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from dovetail.runtime.device.device_state import DeviceState
-from dovetail.runtime.device.devices import pinned
 from dovetail.runtime.device.graph_pool import PooledGraph
 from dovetail.runtime.device.penalties import TokenCounts
+from dovetail.runtime.device.upload import pinned
 from dovetail.runtime.sampling.masks import MaskBuffer
 from dovetail.runtime.step_kernels import StepKernels
 from dovetail.sdk.rows import NOTHING

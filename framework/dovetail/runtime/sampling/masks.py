@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dovetail.contracts.device import is_on_host
 from dovetail.contracts.kernels import Kernel
-from dovetail.runtime.device.devices import pinned, to_device
+from dovetail.runtime.device.upload import pinned, to_device
 from dovetail.runtime.step_kernels import PLAIN_STEP
 
 

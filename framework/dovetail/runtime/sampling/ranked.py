@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dovetail.messages import TokenLogprob, TopLogprob
-from dovetail.runtime.device.devices import to_host, upload
+from dovetail.runtime.device.upload import to_host, upload
 
 
 @dataclass(slots=True, eq=False)

@@ -23,8 +23,8 @@ from dovetail.messages.step import StepInput
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
 from dovetail.runtime.device.device_state import RowParams, SampleRow
-from dovetail.runtime.device.devices import upload
 from dovetail.runtime.device.penalties import TokenCounts, penalize
+from dovetail.runtime.device.upload import upload
 from dovetail.runtime.sampling.masks import TokenMask
 from dovetail.runtime.sampling.ranked import RankedLogprobs, rank_logprobs
 from dovetail.runtime.step_kernels import PLAIN_STEP
