@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from dovetail.base.distribution import DISTRIBUTION
-from dovetail.base.settings import Task
 from dovetail.checkpoint.formats import AUTO, Formats
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.output import TemplateView

@@ -10,8 +10,8 @@ from typing import Literal, Protocol, get_args
 
 import msgspec
 
+from dovetail.base.settings import Task
 from dovetail.contracts.errors import ConfigError, RequestError
-from dovetail.settings import Task
 
 Comparison = Literal["labels", "cosine", "yes_no"]
 """How two texts are compared: by the score of a label, by their embeddings, by what the model would answer."""

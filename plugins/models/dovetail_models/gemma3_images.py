@@ -14,22 +14,14 @@ import numpy as np
 
 from dovetail.contracts import ImageLayout, ImageProcessor, ModelError
 from dovetail.contracts.processor import Arrays
+from dovetail_models.image_values import BILINEAR, HALVES, check_fixed, object_of, row_major, token, whole
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-BILINEAR = 2
-"""Pillow's number of the filter."""
-HALVES = (0.5, 0.5, 0.5)
 MAX_SIDE = 4096
 """Of the square, in pixels, and of a patch; the published models have 896 and 14."""
 MAX_TOKENS = 1 << 14
-FIXED: dict[str, Any] = {
-    **dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"), True),
-    **{"resample": BILINEAR, "rescale_factor": 1 / 255, "image_mean": list(HALVES), "image_std": list(HALVES)},
-    "do_pan_and_scan": False,
-}
-"""What of `preprocessor_config.json` can have one value only."""
 
 
 class Gemma3Images(ImageProcessor):
@@ -52,7 +44,7 @@ class Gemma3Images(ImageProcessor):
         num = whole(config, "mm_tokens_per_image", 256, MAX_TOKENS)
         if (why := why_not_pooled(side, patch, num)) is not None:
             raise ModelError(why)
-        check_fixed(preprocessor, FIXED)
+        check_fixed(HALVES, HALVES, preprocessor, resample=BILINEAR, do_pan_and_scan=False)
         size = object_of(preprocessor.get("size"), "preprocessor_config.json: size")
         if any(whole(size, key, side, MAX_SIDE) != side for key in ("height", "width")):
             raise ModelError(f"preprocessor_config.json: size {dict(size)}: the tower reads {side} x {side} pixels")
@@ -61,9 +53,9 @@ class Gemma3Images(ImageProcessor):
                 f"preprocessor_config.json: image_seq_length {preprocessor['image_seq_length']}: config.json has "
                 f"mm_tokens_per_image {num}"
             )
-        begin = token(config, "boi_token_index", 255999)
-        image = token(config, "image_token_index", 262144)
-        return cls((begin, image, token(config, "eoi_token_index", 256000)), num, side, patch)
+        begin = token(config, "boi_token_index", default=255999)
+        image = token(config, "image_token_index", default=262144)
+        return cls((begin, image, token(config, "eoi_token_index", default=256000)), num, side, patch)
 
     def layout(self, width: int, height: int) -> ImageLayout:
         """See `ImageProcessor`."""
@@ -76,9 +68,7 @@ class Gemma3Images(ImageProcessor):
         """
         pixels = np.asarray(image.resize((self.side, self.side), BILINEAR))
         num = self.side // self.patch
-        blocks = pixels.reshape(num, self.patch, num, self.patch, 3).transpose(0, 2, 4, 1, 3)
-        patches = np.ascontiguousarray(blocks).reshape(num * num, -1)
-        return {"patches": patches, "grid": np.array([1, num, num], np.int32)}
+        return {"patches": row_major(pixels, self.patch), "grid": np.array([1, num, num], np.int32)}
 
     def fingerprint(self) -> str:
         """See `ImageProcessor`."""
@@ -94,57 +84,3 @@ def why_not_pooled(side: int, patch: int, num: int) -> str | None:
             "number whose root divides the patches of a row"
         )
     return None
-
-
-def check_fixed(preprocessor: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
-    """Refuse other values than those of an image processor that has one way to resize and normalize.
-
-    Raises:
-        ModelError: A value is another one; the message names its key.
-    """
-    for key, value in fixed.items():
-        if (given := preprocessor.get(key)) is not None and not _is_close(given, value):
-            raise ModelError(f"preprocessor_config.json: {key} {given!r} is not supported; possible: {value!r}")
-
-
-def _is_close(given: Any, value: Any) -> bool:
-    if isinstance(value, list):
-        return isinstance(given, list | tuple) and len(given) == len(value) and all(map(_is_close, given, value))
-    return isinstance(given, int | float) and math.isclose(given, value, rel_tol=1e-6)
-
-
-def object_of(value: Any, where: str) -> Mapping[str, Any]:
-    """Return an object of a configuration; an empty one where there is none.
-
-    Raises:
-        ModelError: It is something else.
-    """
-    if value is not None and not isinstance(value, Mapping):
-        raise ModelError(f"{where}: expected an object, got {value!r}")
-    return value or {}
-
-
-def whole(given: Mapping[str, Any], key: str, default: int, most: int) -> int:
-    """Return a whole number of a configuration from 1 to `most`; `default` where there is none.
-
-    Raises:
-        ModelError: It is none of these.
-    """
-    value = given.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
-        raise ModelError(f"{key} {value!r} of an image model: possible: whole numbers from 1 to {most}")
-    return value
-
-
-def token(config: Mapping[str, Any], key: str, default: int) -> int:
-    """Return a token id of a configuration.
-
-    Raises:
-        ModelError: It is none.
-    """
-    value = config.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31:
-        raise ModelError(f"config.json: {key} {value!r} of an image model: give a token id")
-    return value

@@ -18,11 +18,12 @@ from dovetail.contracts.config import ModelConfig, VisionPart
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import WeightRule
-from dovetail.sdk.layers.base import Layer, Slot
+from dovetail.sdk.layers.base import Layer
 from dovetail.sdk.layers.norm import LayerNorm, ZeroCenteredRMSNorm
 from dovetail.sdk.layers.tower import PatchEmbedding, TowerAttention, TowerLayer
 from dovetail.sdk.layers.transformer import MLP
-from dovetail_models.gemma3_images import HALVES, why_not_pooled
+from dovetail_models.gemma3_images import why_not_pooled
+from dovetail_models.image_values import HALVES
 from dovetail_models.seeing import SeeingModel, checked_grid, number
 from dovetail_models.text_part import NOT_TEXT
 
@@ -50,16 +51,6 @@ NUMBERS = {
     **{"image_size": 224, "patch_size": 16},
 }
 """What transformers takes where `vision_config` says nothing."""
-
-
-class FlatPatches(PatchEmbedding):
-    """Of a convolution without frames."""
-
-    def slots(self) -> dict[Slot, tuple[int, ...]]:
-        """See `Layer.slots`."""
-        found = super().slots()
-        width, channels, _, rows, columns = found[Slot("weight")]
-        return {**found, Slot("weight"): (width, channels, rows, columns)}
 
 
 class PatchPlaces(Layer):
@@ -96,7 +87,7 @@ class SiglipTower(nn.Module):
         facts: Mapping[str, Any] = config.extra["tower"]
         width, patch, self._eps = facts["hidden_size"], facts["patch_size"], facts["eps"]
         self._across, self._root = facts["image_size"] // patch, isqrt(facts["tokens"])
-        self.patches = FlatPatches((3, 1, patch, patch), width, ctx, mean=HALVES, std=HALVES, bias=True)
+        self.patches = PatchEmbedding((3, patch, patch), width, ctx, mean=HALVES, std=HALVES, bias=True)
         self.places = PatchPlaces(self._across**2, width, ctx)
         own = replace(config, hidden_size=width, hidden_act=facts["hidden_act"])
         self.layers = nn.ModuleList(

@@ -14,24 +14,19 @@ import numpy as np
 
 from dovetail.contracts import ImageLayout, ImageProcessor, ModelError
 from dovetail.contracts.processor import Arrays
-from dovetail_models.gemma3_images import check_fixed, object_of, token, whole
+from dovetail_models.image_values import BICUBIC, check_fixed, object_of, token, whole
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-BICUBIC = 3
-"""Pillow's number of the filter."""
 SOFT_TOKENS = (70, 140, 280, 560, 1120)
 """Most tokens of an image that a model may be asked for."""
 MAX_SIDE = 256
 """Of a patch, in pixels, and of a block of patches; published models have 16 and 3."""
 SIDES = {"patch_size": 16, "pooling_kernel_size": 3}
 """What transformers takes where nothing is said."""
-FIXED: dict[str, Any] = {
-    **dict.fromkeys(("do_resize", "do_rescale", "do_convert_rgb"), True),
-    **{"resample": BICUBIC, "rescale_factor": 1 / 255, "image_mean": [0.0] * 3, "image_std": [1.0] * 3},
-}
-"""What of `preprocessor_config.json` can have one value only."""
+NONE, ALL = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+"""Mean and deviation of pixels that are not normalized."""
 
 
 class Gemma4Images(ImageProcessor):
@@ -52,7 +47,7 @@ class Gemma4Images(ImageProcessor):
         for key, value in zip(SIDES, (patch, pool), strict=True):
             if (given := whole(preprocessor, key, SIDES[key], MAX_SIDE)) != value:
                 raise ModelError(f"preprocessor_config.json has {key} {given}, the tower in config.json {value}")
-        check_fixed(preprocessor, FIXED)
+        check_fixed(NONE, ALL, preprocessor, do_normalize=None)
         most = whole(preprocessor, "max_soft_tokens", 280, SOFT_TOKENS[-1])
         if most not in SOFT_TOKENS:
             raise ModelError(f"preprocessor_config.json: max_soft_tokens {most}: possible: {SOFT_TOKENS}")
@@ -62,8 +57,8 @@ class Gemma4Images(ImageProcessor):
                 f"preprocessor_config.json: max_soft_tokens {most}: images see both ways within a sliding_window of "
                 f"{window}; give at most as many tokens"
             )
-        begin, image = token(config, "boi_token_id", 255999), token(config, "image_token_id", 258880)
-        return cls((begin, image, token(config, "eoi_token_id", 258882)), patch, pool, most)
+        begin, image = token(config, "boi_token_id", default=255999), token(config, "image_token_id", default=258880)
+        return cls((begin, image, token(config, "eoi_token_id", default=258882)), patch, pool, most)
 
     def layout(self, width: int, height: int) -> ImageLayout:
         """See `ImageProcessor`."""

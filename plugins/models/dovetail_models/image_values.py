@@ -14,8 +14,8 @@ from dovetail.contracts.processor import MAX_IMAGE_PIXELS
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-BICUBIC = 3
-"""Pillow's number of the filter."""
+BILINEAR, BICUBIC = 2, 3
+"""Pillow's numbers of the filters."""
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -29,8 +29,16 @@ RATIOS = {1: 1, 0.5: 2, 0.25: 4}
 """Sides of merged blocks by `downsample_ratio`."""
 
 
-def check_fixed(mean: tuple[float, ...], std: tuple[float, ...], preprocessor: Mapping[str, Any]) -> None:
+def check_fixed(
+    mean: tuple[float, ...], std: tuple[float, ...], preprocessor: Mapping[str, Any], **others: Any
+) -> None:
     """Refuse values that another image processor has: the tower normalizes, and Pillow resizes, in one way.
+
+    Args:
+        mean: Of the pixels of each channel, from 0 to 1.
+        std: Their deviation.
+        preprocessor: `preprocessor_config.json`.
+        others: Values of this family in place of the usual ones; None where any will do.
 
     Raises:
         ModelError: A value is another one; the message names its key.
@@ -38,9 +46,11 @@ def check_fixed(mean: tuple[float, ...], std: tuple[float, ...], preprocessor: M
     fixed: dict[str, Any] = {
         **dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"), True),
         **{"resample": BICUBIC, "rescale_factor": 1 / 255, "image_mean": list(mean), "image_std": list(std)},
+        **others,
     }
     for key, value in fixed.items():
-        if (given := preprocessor.get(key)) is not None and not _is_close(given, value):
+        given = preprocessor.get(key)
+        if given is not None and value is not None and not _is_close(given, value):
             raise ModelError(f"preprocessor_config.json: {key} {given!r} is not supported; possible: {value!r}")
 
 
@@ -75,15 +85,16 @@ def whole(given: Mapping[str, Any], key: str, default: int, most: int = MAX_IMAG
     return value
 
 
-def token(config: Mapping[str, Any], key: str, text: str) -> int:
-    """Return a token id of `config.json`, which may also stand in the tokenizer.
+def token(config: Mapping[str, Any], key: str, text: str = "", default: int | None = None) -> int:
+    """Return a token id of `config.json`, or of the token with that text in the tokenizer, or the default.
 
     Raises:
-        ModelError: Neither has it.
+        ModelError: There is none of these, or something else in `config.json`.
     """
-    value = config.get(key)
+    value = config.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31:
-        raise ModelError(f"config.json: {key} {value!r} of an image model: give a token id, or {text} in the tokenizer")
+        hint = f", or {text} in the tokenizer" if text else ""
+        raise ModelError(f"config.json: {key} {value!r} of an image model: give a token id{hint}")
     return value
 
 
