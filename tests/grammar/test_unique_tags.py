@@ -73,14 +73,19 @@ class InTags(Watched):
 
     def accepts(self, text: str) -> bool:
         """Whether a text is complete and conforms."""
-        assert self.vocabulary.encode is not None
-        matcher, ids = self.grammar.matcher(), self.vocabulary.encode(text)
+        matcher, ids = self.grammar.matcher(), self.ids_as_written(text)
         return matcher.accept(ids) == len(ids) and matcher.accepting
+
+    def ids_as_written(self, text: str) -> list[int]:
+        """Return the tokens that a model writes a text as: markers are tokens of their own."""
+        encode, added = self.vocabulary.encode, self.vocabulary.added
+        assert encode is not None
+        pieces = re.split(f"({'|'.join(map(re.escape, added))})", text)
+        return [i for piece in pieces for i in ([added[piece]] if piece in added else encode(piece))]
 
     def calls(self, rng: random.Random, start: str, most: int = 600) -> str:
         """Follow the masks to the end of a text, from some text on where it may begin so; ends as soon as it may."""
-        assert self.vocabulary.encode is not None
-        matcher, ids = self.grammar.matcher(), self.vocabulary.encode(start)
+        matcher, ids = self.grammar.matcher(), self.ids_as_written(start)
         begun = matcher.accept(ids)
         if begun < len(ids):
             matcher.rollback(begun)
