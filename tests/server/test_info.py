@@ -68,6 +68,21 @@ def test_info_says_who_serves_and_what_is_kept(
     assert "RwkvForCausalLM" in facts["refused"]
 
 
+def test_the_context_may_stand_in_an_inner_object(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in models that see."""
+    assert dovetail(["info", "--json", "demo:digits"]) == 0
+    assert json.loads(capsys.readouterr().out)["context_length"] == 1024
+
+
+@pytest.mark.parametrize("command", [["info"], ["chat"], ["top"], ["plugin", "list"]])
+def test_a_flag_is_not_cut_short(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """`info --model X` is an error; it was read as `--model-impl X`, and showed another model."""
+    with pytest.raises(SystemExit, match="2"):
+        dovetail([*command, "--model", "x", "--hel"])
+    found = capsys.readouterr().err.partition("unrecognized arguments: ")[2]
+    assert {"--model", "--hel"} <= set(found.split())
+
+
 def test_info_of_a_model_that_keeps_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An encoder, and a classifier: who serves it, what it is for, and how large it is; without weights."""
     from transformers import BertConfig

@@ -21,6 +21,7 @@ def main(argv: list[str]) -> int:
     """Chat. Exit code 2 for what the user can fix, 1 for what the server could not do."""
     own, flags = split(argv)
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="dovetail chat",
         description="Chat in the terminal. /help shows the commands; Ctrl-C stops a reply, Ctrl-D ends.",
         epilog="What follows `--` are flags of `dovetail serve`, for a server that is started here.",

@@ -41,7 +41,9 @@ def main(argv: list[str]) -> int:
     Returns:
         The exit code; wrong arguments exit with 2 through `SystemExit`.
     """
-    parser = argparse.ArgumentParser(prog="dovetail info", description="Show what the server makes of a model folder.")
+    parser = argparse.ArgumentParser(
+        prog="dovetail info", description="Show what the server makes of a model folder.", allow_abbrev=False
+    )
     parser.add_argument("model", nargs="?", help="model directory; default: the bundled demo model")
     parser.add_argument("--model-impl", default="auto", help="as that of `dovetail serve`")
     parser.add_argument("--tokenizer-path", help="folder with the tokenizer, if it is another one")
@@ -103,11 +105,14 @@ def info(
         examined = examined._replace(refused=examined.refused or error)
         texts, source = no_texts(str(error)), ""
     shown = examine_model(unread, text=text) if lacks and examined.refused else examined
+    length = config.get("max_position_embeddings")
+    if length is None and shown.config is not None:  # models that see have it in an inner object
+        length = shown.config.max_position_embeddings
     return {
         "model": model,
         "architecture": named_first(config.get("architectures")),
         "dtype": config.get("dtype") or config.get("torch_dtype"),
-        "context_length": config.get("max_position_embeddings"),
+        "context_length": length,
         "weights_bytes": num_bytes,
         "weights_lack": lacks,
         **served_as(shown, folder, source),

@@ -13,7 +13,9 @@ def main(argv: list[str]) -> int:
     """Watch a server until Ctrl-C. Exit code 1 where the first look gets no answer, 2 for what the user can fix."""
     from dovetail_server.terminal.client import DEFAULT_URL
 
-    parser = argparse.ArgumentParser(prog="dovetail top", description="Watch a server at work; Ctrl-C ends.")
+    parser = argparse.ArgumentParser(
+        prog="dovetail top", description="Watch a server at work; Ctrl-C ends.", allow_abbrev=False
+    )
     parser.add_argument("--url", default=DEFAULT_URL, help="address of the server (%(default)s)")
     parser.add_argument("--api-key", help="key of the server; default: DOVETAIL_API_KEY")
     parser.add_argument("--interval", type=_seconds, default=1.0, help="refresh interval in seconds (%(default)s)")

@@ -42,11 +42,13 @@ def main(argv: list[str]) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of all commands."""
-    parser = argparse.ArgumentParser(prog="dovetail plugin", description="Show, check and write plugins.")
+    parser = argparse.ArgumentParser(
+        prog="dovetail plugin", description="Show, check and write plugins.", allow_abbrev=False
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     def add(name: str, help: str, description: str) -> argparse.ArgumentParser:
-        return commands.add_parser(name, help=help, description=description)
+        return commands.add_parser(name, help=help, description=description, allow_abbrev=False)
 
     kinds = ", ".join(KINDS)
     listing = add(
