@@ -32,7 +32,7 @@ SAMPLE = {METHODS[way].plugin: (way, FAMILY[number % 2]) for number, way in enum
 """Of both families, and of every plugin."""
 FOLDING = (
     *("qwen3_next", "qwen3_5_text", "granitemoehybrid", "bamba", "falcon_h1", "lfm2", "lfm2_moe", "olmo_hybrid"),
-    *("mamba2", "falcon_mamba", "jamba", "kimi_linear"),
+    *("mamba2", "falcon_mamba", "jamba", "kimi_linear", "bailing_hybrid"),
 )
 HYBRID = [(way, FOLDING[number % len(FOLDING)]) for number, way in enumerate(WAYS)]
 REST = [(way, family) for way in WAYS for family in FAMILY if (way, family) not in SAMPLE] + HYBRID

@@ -31,7 +31,7 @@ CUDA = torch.device("cuda")
 STATE_ERROR, READ_ERROR = 2e-5, {torch.bfloat16: 6e-3, torch.float32: 2e-5}
 """Largest relative error against float64: of a state, which is float32 in every model, and of what tokens read."""
 DENSE, SPARSE = "qwen3_5_text", "qwen3_5_moe_text"
-OTHERS = ("olmo_hybrid", "lfm2", "lfm2_moe", "mamba2", "falcon_mamba", "jamba", "kimi_linear")
+OTHERS = ("olmo_hybrid", "lfm2", "lfm2_moe", "mamba2", "falcon_mamba", "jamba", "kimi_linear", "bailing_hybrid")
 LONG = (1, 63, 64, 65, 127, 128, 129, 1000, 4097)
 
 
@@ -173,7 +173,7 @@ def test_an_engine_says_what_one_on_the_cpu_says(kind: str, folders: dict[str, P
     folder, ways = folders[kind], [ahead, {**ahead, "chunked_prefill_size": 128, "max_running_requests": 3}]
     want = generate(folder, prompts, params, model_impl="dovetail")
     # Experts on CUDA choose their kernels by rows: with them, the flag is refused.
-    has_experts = kind in (SPARSE, "lfm2_moe", "jamba", "kimi_linear")
+    has_experts = kind in (SPARSE, "lfm2_moe", "jamba", "kimi_linear", "bailing_hybrid")
     for more in (*ways, *([] if has_experts else [{**ahead, "batch_invariant": True}])):
         got = generate(folder, prompts, params, model_impl="dovetail", **more)
         for mine, other in zip(got, want, strict=True):
