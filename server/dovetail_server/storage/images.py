@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -90,14 +90,24 @@ class StoredImages:
             found: What `packed` returned.
             part: Which part of that.
         """
-        if not found:
+        await self.add_parts(db, owner, holder, {part: found})
+
+    async def add_parts(
+        self, db: AsyncConnection, owner: str, holder: str, parts: Mapping[str, Mapping[str, bytes]]
+    ) -> None:
+        """Do the same for several parts, in no more statements: a body may have any number of short `data:` URLs."""
+        used = [
+            {"owner": owner, "kind": self._kind, "holder": holder, "part": part, "digest": digest}
+            for part, found in parts.items()
+            for digest in found
+        ]
+        if not used:
             return
+        texts = {digest: text for found in parts.values() for digest, text in found.items()}
+        rows = [{"owner": owner, "digest": digest, "data": text} for digest, text in texts.items()]
         await self._database.alone(db, IMAGES_LOCK)  # nobody takes an image for unused meanwhile
-        for digest, text in found.items():
-            row: dict[str, Any] = {"owner": owner, "digest": digest}
-            await db.execute(self._database.insert_once(images, "owner", "digest").values(row | {"data": text}))
-            use = row | {"kind": self._kind, "holder": holder, "part": part}
-            await db.execute(self._database.insert_once(uses, "kind", "holder", "part", "digest").values(use))
+        await db.execute(self._database.insert_once(images, "owner", "digest"), rows)
+        await db.execute(self._database.insert_once(uses, "kind", "holder", "part", "digest"), used)
 
     async def restored(self, db: AsyncConnection, owner: str, data: Sequence[bytes]) -> list[bytes]:
         """Return packed JSON as it came.
@@ -134,6 +144,12 @@ class StoredImages:
         if (await db.execute(sa.select(uses.c.digest).where(*where).limit(1))).first() is None:
             return
         await self._database.alone(db, IMAGES_LOCK)
+        gone: dict[str, list[str]] = {}
+        for row in (await db.execute(sa.select(uses.c.owner, uses.c.digest).where(*where).distinct())).all():
+            gone.setdefault(str(row.owner), []).append(str(row.digest))
         await db.execute(sa.delete(uses).where(*where))
         used = sa.exists().where(uses.c.owner == images.c.owner, uses.c.digest == images.c.digest)
-        await db.execute(sa.delete(images).where(sa.not_(used)))
+        for owner, digests in gone.items():  # these alone: all that is stored, of everybody, may be any number
+            for at in range(0, len(digests), AT_ONCE):
+                some = images.c.owner == owner, images.c.digest.in_(digests[at : at + AT_ONCE])
+                await db.execute(sa.delete(images).where(*some, sa.not_(used)))

@@ -220,9 +220,8 @@ class ConversationStore:
         }
         await db.execute(sa.update(table).where(table.c.id == conversation_id).values(grown))
         await self._make_room(db, owner, conversation_id)
-        for item, (_, found) in zip(named, stored, strict=True):
-            if found:
-                await self._images.add(db, owner, conversation_id, found, item["id"])
+        parts = {str(item["id"]): found for item, (_, found) in zip(named, stored, strict=True) if found}
+        await self._images.add_parts(db, owner, conversation_id, parts)
         return named
 
     async def _taken(self, db: AsyncConnection, conversation_id: str, given: Sequence[str]) -> set[str]:
