@@ -12,12 +12,16 @@ from typing import Any
 import pytest
 import requests
 from harness import Harness
+from pydantic import SecretStr
 from server_tiny import write_model
+from test_key_limits import ALICE, as_key, entry, write
 from tokenizers import Tokenizer as Backend
 from tokenizers.pre_tokenizers import ByteLevel
 
 from dovetail.contracts.errors import EngineDeadError
 from dovetail.messages import Finish, Submit, TokenDelta
+from dovetail_server.errors.catalogue import draining
+from dovetail_server.http.auth import owner_name
 from dovetail_server.reading.work import MOST_EARLY
 from dovetail_server.serving.early import EarlyPrefill
 
@@ -39,7 +43,9 @@ def write_cuttable(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     folder = write_cuttable(tmp_path_factory.mktemp("cuttable"))
-    harness = Harness(folder, context_len=CONTEXT, max_prompt_bytes=1 << 24, body_processes=1)
+    harness = Harness(
+        folder, context_len=CONTEXT, max_prompt_bytes=1 << 24, body_processes=1, resume_key=SecretStr("resume")
+    )
     yield harness
     harness.close()
 
@@ -182,6 +188,73 @@ def test_usage_tells_what_was_cached_before(fresh: Harness, monkeypatch: pytest.
     reply = fresh.post(TEXT, body).json()
     assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 0  # the scripted engine found 3, but not early
     assert parts(fresh)[0]
+
+
+def test_usage_of_a_stream_that_goes_on_is_what_it_was(fresh: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first server found cached, however much the second one computed early."""
+    who = {"x-dovetail-resume-key": "resume", "content-type": "application/json"}
+
+    def body(text: str) -> bytes:  # another one each time: pieces that are known come at once
+        return json.dumps(go_on(text + WORDS, stream=True, stream_options={"include_usage": True})).encode()
+
+    def cached(reply: requests.Response) -> int:
+        assert reply.status_code == 200, reply.text
+        return int(reply.text.rpartition('"cached_tokens":')[2].partition("}")[0])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EarlyPrefill, "_may_begin", lambda *_: False)
+        first = fresh.http.post(fresh.base + TEXT, data=body("first"), headers=who, timeout=60)
+        assert cached(first) == 3
+    name, mark = first.headers["x-dovetail-journal"], b": dovetail "
+    line = next(part.partition(mark)[2] for part in first.content.split(b"\n\n") if mark in part)
+    head = json.dumps({"path": TEXT, "journal": name, "skip": 1})[:-1].encode() + b',"deltas":[' + line + b"]}\n"
+    again = fresh.http.post(f"{fresh.base}/v1/resume", data=head + body("again and "), headers=who, timeout=60)
+    assert cached(again) == 3
+    assert parts(fresh)[0]
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, say("shown " + WORDS)), (TEXT, go_on("shown " + WORDS))])
+def test_a_prompt_that_is_only_shown_is_not_computed(path: str, body: dict[str, Any], fresh: Harness) -> None:
+    """The engine hears nothing of it."""
+    assert fresh.post(f"{path}/render", body).status_code == 200
+    assert fresh.engine.submits == []
+
+
+def test_it_ends_with_a_reply_that_cannot_be_kept(fresh: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the request is refused before it reaches the engine."""
+
+    async def gone() -> Any:
+        raise draining()
+
+    monkeypatch.setattr(fresh.state.storage, "get", gone)
+    fresh.engine.hold.clear()
+    assert fresh.post(CHAT, say("kept " + WORDS, store=True)).status_code == 503
+    fresh.eventually(lambda: not fresh.engine.live)
+    assert fresh.engine.aborted == [""]
+
+
+def test_a_keys_limit_holds_for_it(tmp_path: Path) -> None:
+    """What was begun for a request that never came counts; for one that came, it does once, as do refusals."""
+    keys = write(tmp_path / "keys", entry("alice", ALICE, limits={"input_tokens_per_minute": 300_000}))
+    (folder := tmp_path / "model").mkdir()
+    server = Harness(write_cuttable(folder), context_len=CONTEXT, max_prompt_bytes=1 << 24, keys_file=keys)
+    try:
+        usage = server.state.keys.tenant(owner_name(ALICE)).usage
+
+        def status(body: dict[str, Any]) -> int:
+            return server.post(TEXT, body, headers=as_key(ALICE)).status_code
+
+        assert status(go_on("many more words " * (CONTEXT // 10))) == 400
+        begun = usage.input_tokens
+        assert begun == len(parts(server)[0][-1].prompt_ids) > 0
+        assert status(go_on("once " + WORDS)) == 200
+        assert usage.input_tokens == begun + len(parts(server)[1][0].prompt_ids)
+        assert status(go_on([65] * 170_000)) == 200
+        server.reset()
+        assert status(go_on("over " + WORDS)) == 429
+        assert (server.engine.submits, usage.rejected) == ([], {"input_tokens": 1})
+    finally:
+        server.close()
 
 
 def test_an_engine_that_dies_is_the_requests_error(fresh: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

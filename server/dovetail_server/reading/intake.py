@@ -35,12 +35,18 @@ SLOW_S = 10.0
 """… and all bodies of its route for so long."""
 
 
-async def job_of(http: HttpRequest, state: ReadingContext, route: Route) -> Job:
+async def job_of(http: HttpRequest, state: ReadingContext, route: Route, *, runs: bool = True) -> Job:
     """Read a body, and put the job together that answers it.
 
     Preparing is checking, rendering a template and tokenizing. A thread keeps the event loop free, and costs a short
     request a quarter of all processor time that the server spends on it, so short ones do without. Large bodies, and
     small ones that a checkpoint's template or tokenizer takes long for, go to a process that can be killed.
+
+    Args:
+        http: Whose body it is.
+        state: The server's.
+        route: Reads it.
+        runs: The job will be run; else nothing of it goes to the engine.
 
     Raises:
         RequestError: It cannot be served as it is.
@@ -74,7 +80,7 @@ async def job_of(http: HttpRequest, state: ReadingContext, route: Route) -> Job:
         return make_job(state, route, outcome.read_requests(), is_rendered=True)
 
     try:
-        outcome = await elsewhere(http, state, route, raw, begun)
+        outcome = await elsewhere(http, state, route, raw, begun if runs else None)
         with not_beside_prompts():
             job = await cancel_on_disconnect(http, state.in_thread(finish))
     except BaseException:

@@ -37,7 +37,12 @@ async def answer(request: Request, route: Route) -> Response:
     state: ServerState = request.app.state.server
     job = await job_of(request, state, route)
     if job.reply.is_kept:
-        job.keeper = await keeper_of(request, state, job)
+        try:
+            job.keeper = await keeper_of(request, state, job)
+        except BaseException:
+            if job.generation.early is not None:
+                job.generation.early.close()
+            raise
     asked = job.reply.requests[0]
     if asked.stream:
         ends = run.ending(route.writer, request.scope["state"].get("request_id"))

@@ -54,7 +54,7 @@ def add(route: Route, about: str) -> None:
     """Add the route that shows what another route's requests come to."""
 
     async def endpoint(request: Request, state: State) -> Response:
-        job = await job_of(request, state, route)
+        job = await job_of(request, state, route, runs=False)
         found = rendered(job.generation, job.reply.model, job.reply.requests[0].stream)
         return answer(found if route.renders_list else found[0])
 

@@ -185,11 +185,16 @@ class ServingContext:
         if tenant.is_limited and _is_paced():
             tenant.check_choices(num_choices)
 
-    def check_room(self, num_requests: int = 1, num_tokens: int = 1) -> None:
+    def check_room(self, num_requests: int = 1, num_tokens: int = 1, *, is_counted: bool = True) -> None:
         """Raise where so much more of the present caller's does not fit. A request that is alone always fits.
 
         Each key has its share of the queue, by weight, even if others have filled it: so all together hold less than
         twice what one alone may. A stream that another server began always fits: its client has been let in there.
+
+        Args:
+            num_requests: Of the engine.
+            num_tokens: Of their prompts.
+            is_counted: See `Tenant.check`.
 
         Raises:
             ServiceError: 429, the queue is full, or the caller's key has come to its limits.
@@ -198,7 +203,7 @@ class ServingContext:
             return
         tenant = CALLER.get().tenant
         if tenant.is_limited and _is_paced():
-            tenant.check(num_requests, num_tokens)
+            tenant.check(num_requests, num_tokens, is_counted=is_counted)
         most = self.max_live
         is_full = self.num_live + num_requests > most
         if is_full and tenant.num_live + num_requests > share_of(tenant, self.live_tenants) * most:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from dovetail.contracts.errors import DovetailError
 from dovetail.engine.client import TokenStream
 from dovetail.messages import SamplerParams, Submit, TokenDelta
+from dovetail_server.http.auth import CALLER
 from dovetail_server.serving.common import service_of
 
 if TYPE_CHECKING:
     from dovetail_server.serving.context import ServingContext
+    from dovetail_server.tenants.tenant import Tenant
 
 
 class EarlyPrefill:
@@ -27,6 +29,7 @@ class EarlyPrefill:
         self._state = state
         self._tasks: list[asyncio.Task[None]] = []
         self._ends: list[TokenDelta] = []
+        self._owed: tuple[Tenant, int] | None = None
 
     def begin(self, ids: list[int], priority: int, cache_salt: str) -> None:
         """Have the first tokens of the prompt computed, behind those of earlier calls.
@@ -42,6 +45,7 @@ class EarlyPrefill:
             service = service_of(priority, cache_salt)
             submit = Submit(rid="", prompt_ids=ids, params=SamplerParams(max_tokens=1), prefill_only=True, **service)
             stream = self._state.engine.submit(submit)
+            self._owed = CALLER.get().tenant, len(ids)
             self._tasks.append(self._state.tasks.start("early prefill", self._read(stream)))
 
     def num_cached(self, num_found: int) -> int:
@@ -53,10 +57,18 @@ class EarlyPrefill:
                 return min(num_found, end.cached_tokens)
         return num_found
 
+    def admitted(self) -> None:
+        """The request was let in, and all of its prompt counted."""
+        self._owed = None
+
     def close(self) -> None:
-        """Abort what still runs."""
+        """Abort what still runs. If the request never came, what was begun for it counts as its caller's tokens."""
         for task in self._tasks:
             task.cancel()
+        if self._owed is not None:
+            tenant, num_tokens = self._owed
+            tenant.used(num_tokens)
+            self._owed = None
 
     def _may_begin(self, num_tokens: int) -> bool:
         """Whether the engine would have nothing better to do.
@@ -66,7 +78,7 @@ class EarlyPrefill:
         """
         state = self._state
         state.check_ready()
-        state.check_room(1, num_tokens)
+        state.check_room(1, num_tokens, is_counted=False)
         if state.settings.disable_radix_cache or state.num_live >= state.info.max_running_requests:
             return False
         return state.engine.num_unanswered <= len(self._tasks) - len(self._ends)

@@ -94,6 +94,8 @@ class Generation:
         try:
             admitted = self.state.admit([choice.submit.rid for choice in self.choices], self.num_prompt)
             self.tenant = admitted[0].tenant
+            if self.early is not None:
+                self.early.admitted()
             self._follow_journal()
             timer = self._limit_time(admitted)
             self._report_start()
@@ -200,7 +202,7 @@ class Generation:
 
     async def _accept(self, choice: Choice, delta: TokenDelta) -> Step:
         timer = self.timer
-        if self.early is not None:
+        if self.early is not None and choice.submit.cached_tokens is None:  # else another server has told
             delta.cached_tokens = self.early.num_cached(delta.cached_tokens)
         self.tenant.generated(len(delta.ids))
         is_cut = delta.finish is not None and delta.finish.reason == "abort" and self.state.is_draining

@@ -140,21 +140,28 @@ class Tenant:
             text = f"prompts times n is {num_choices}; {self._whose()} may have {most} requests at once"
             raise RequestError(text, param="n", code="invalid_value")
 
-    def check(self, num_requests: int = 1, num_tokens: int = 1) -> None:
+    def check(self, num_requests: int = 1, num_tokens: int = 1, *, is_counted: bool = True) -> None:
         """Raise where a request, or a list of texts that are not continued, goes beyond the key's limits.
+
+        Args:
+            num_requests: Of the engine.
+            num_tokens: Of their prompts.
+            is_counted: A refusal is a request's, and not that of a beginning whose request is still to come.
 
         Raises:
             ServiceError: 429, with the time after which it may be sent again.
         """
         limits = self.grant.limits
         if limits.requests is not None and self.num_live and self.num_live + num_requests > limits.requests:
-            self._refuse("requests", f"has {self.num_live} requests at once, and may have {limits.requests}", 1.0)
+            text = f"has {self.num_live} requests at once, and may have {limits.requests}"
+            self._refuse("requests", text, 1.0, is_counted=is_counted)
         for name, bucket, num in (("input_tokens", self._input, num_tokens), ("output_tokens", self._output, 1)):
             wait_s = bucket.wait_s(num)
             if wait_s > 0:
                 what = name.replace("_", " ")
                 text = f"may use {bucket.limit} {what} a minute, and has {bucket.left} left"
-                self._refuse(name, text + (f" of {num} needed" if num > 1 else ""), wait_s)
+                text += f" of {num} needed" if num > 1 else ""
+                self._refuse(name, text, wait_s, is_counted=is_counted)
 
     def check_open_responses(self, num_open: int) -> None:
         """Refuse one more response in the background than the key may store.
@@ -167,8 +174,9 @@ class Tenant:
             text = f"has {num_open} responses in the background that have not ended, and may store {most}"
             self._refuse("stored_responses", text, 1.0)
 
-    def _refuse(self, name: str, text: str, wait_s: float) -> None:
-        self.usage.rejected[name] += 1
+    def _refuse(self, name: str, text: str, wait_s: float, *, is_counted: bool = True) -> None:
+        if is_counted:
+            self.usage.rejected[name] += 1
         seconds = max(1, math.ceil(wait_s))
         raise ServiceError(
             f"{self._whose()} {text}; try again in {seconds} s",
@@ -197,6 +205,11 @@ class Tenant:
         self.num_live += num_requests
         self.num_live_tokens += num_tokens
         self.usage.requests += 1
+        self.usage.input_tokens += num_tokens
+        self._input.use(num_tokens)
+
+    def used(self, num_tokens: int) -> None:
+        """Count tokens that the engine was given for a request that never came."""
         self.usage.input_tokens += num_tokens
         self._input.use(num_tokens)
 
