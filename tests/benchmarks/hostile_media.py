@@ -33,7 +33,7 @@ import requests
 from hostile_images import addresses, images
 from seeing_server import SeeingHarness, write_seeing_model
 
-from dovetail_server.media.cache import KEPT
+from dovetail_server.media.folder import KEPT
 
 SHOWN = 8
 
@@ -128,11 +128,7 @@ def main() -> int:
         try:
             outcomes, wrong, took = run(server, bodies(args.images, args.addresses, args.seed), args.clients)
             assert server.state.media is not None
-            left = [
-                path.name
-                for path in server.state.media.path.iterdir()
-                if path.name != "lock" and not path.name.startswith(KEPT)
-            ]
+            left = [path.name for path in server.state.media.path.iterdir() if path.name not in ("lock", KEPT)]
         finally:
             server.close()
     for name, num in outcomes.most_common():

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from seeing_server import CAT, DOG, SeeingHarness, part, write_seeing_model
+from PIL import Image
+from seeing_server import CAT, DOG, SeeingHarness, data_url, part, write_seeing_model
 
 from dovetail.processing.images import PreparedImage
 from dovetail_server.media import cache as module
-from dovetail_server.media.cache import KEPT, ImageCache
+from dovetail_server.media.cache import ImageCache
+from dovetail_server.media.folder import KEPT, MediaFolder
 
 A, B, C = (("", bytes([name])) for name in b"abc")
 
@@ -30,7 +34,7 @@ def make(folder: Path, name: str, size: int = 100) -> PreparedImage:
 
 
 def kept(folder: Path) -> int:
-    return sum(path.name.startswith(KEPT) for path in folder.iterdir())
+    return len(list((folder / KEPT).iterdir()))
 
 
 def test_what_was_made_is_found_under_names_of_its_own(folder: Path) -> None:
@@ -113,7 +117,7 @@ def test_a_file_that_is_gone_is_made_again(folder: Path) -> None:
         for name in ("1-0", "2-0"):
             assert await cache.find(A, "1-") is None
             cache.end(A, "x", make(folder, name))
-            next(folder.glob(f"{KEPT}*")).unlink()
+            next(folder.glob(f"{KEPT}/*")).unlink()
         assert await cache.find(A, "1-") is None
         cache.end(A, "x", make(folder, "3-0"))
         assert await cache.find(A, "4-") is not None
@@ -131,6 +135,13 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeeingHarness]:
 def ask(server: SeeingHarness, *content: Any, **fields: Any) -> Any:
     body = {"model": "tiny", "messages": [{"role": "user", "content": list(content)}], **fields}
     return server.post("/v1/chat/completions", body)
+
+
+def square(colour: int) -> str:
+    """The URL of an image of one colour."""
+    file = io.BytesIO()
+    Image.new("RGB", (28, 28), (colour, 1, 2)).save(file, "PNG")
+    return data_url(file.getvalue())
 
 
 def num_found(server: SeeingHarness) -> int:
@@ -167,6 +178,17 @@ def test_a_later_turn_decodes_nothing(seeing: SeeingHarness) -> None:
     assert first[0].digest == last[0].digest
 
 
+def test_a_request_finds_an_image_and_makes_two_hundred(tmp_path: Path) -> None:
+    """No file of what it finds has the name of one that it makes, whatever their numbers."""
+    server = SeeingHarness(write_seeing_model(tmp_path), context_len=4096, limit_mm_per_prompt={"image": 500})
+    try:
+        assert ask(server, part()).status_code == 200
+        reply = ask(server, part(), *(part(square(at)) for at in range(200)))
+        assert reply.status_code == 200, reply.text
+    finally:
+        server.close()
+
+
 def test_what_cannot_be_decoded_is_not_kept(seeing: SeeingHarness) -> None:
     """A broken image is refused each time, and nobody waits for it."""
     broken = {"type": "image_url", "image_url": {"url": CAT[:60]}}
@@ -183,3 +205,22 @@ def test_nothing_is_kept_where_nothing_may_be(tmp_path: Path) -> None:
         assert server.state.image_cache is None
     finally:
         server.close()
+
+
+def test_a_job_looks_through_no_kept_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tens of thousands it would hold up the event loop; their folder stays, however long nothing is kept."""
+    monkeypatch.setattr(module, "ENTRY_BYTES", 0)
+    folder = MediaFolder(tmp_path)
+
+    async def run() -> None:
+        cache = ImageCache(folder.path, 1000)
+        assert await cache.find(A, "1-") is None
+        cache.end(A, "x", make(folder.path, "1-0"))
+        folder.forget("1-")
+        assert sorted(path.name for path in folder.path.iterdir()) == [KEPT, "lock"]
+        os.utime(folder.path / KEPT, (0, 0))
+        folder.sweep()
+        assert await cache.find(A, "2-") is not None
+
+    asyncio.run(run())
+    folder.close()

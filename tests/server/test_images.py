@@ -22,8 +22,7 @@ from dovetail.text.chat.template import ChatTemplate
 from dovetail_parsers.tools.hermes import HermesTools
 from dovetail_server.errors.catalogue import ServiceError
 from dovetail_server.media import decode
-from dovetail_server.media.cache import KEPT
-from dovetail_server.media.folder import MediaFiles, MediaFolder
+from dovetail_server.media.folder import KEPT, MediaFiles, MediaFolder
 from dovetail_server.media.rules import MediaAnswer, MediaFetched, MediaQuestion
 from dovetail_server.reading.media import MAX_WAITING_FETCHES, MediaExchange
 from dovetail_server.reading.turns import Turns
@@ -75,7 +74,7 @@ def prompt_of(server: Harness) -> str:
 def files_in(server: Harness) -> list[str]:
     assert server.state.media is not None
     names = {path.name for path in server.state.media.path.iterdir()} - {"lock"}
-    return sorted(name for name in names if not name.startswith(KEPT))
+    return sorted(name for name in names if name != KEPT)
 
 
 def test_an_image(server: SeeingHarness) -> None:

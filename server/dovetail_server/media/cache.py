@@ -11,12 +11,10 @@ from msgspec.structs import replace
 
 from dovetail.cache.by_owner import SharedSpace
 from dovetail.processing.images import PreparedImage
-from dovetail_server.media.folder import MediaFiles
+from dovetail_server.media.folder import KEPT, MediaFiles
 
 CacheKey = tuple[str, bytes]
 """What keeps callers apart that share nothing, and the digest of `source_digest`."""
-KEPT = "kept-"
-"""What names of its files begin with."""
 ENTRY_BYTES = 16 << 10
 """What an entry counts for beside its arrays: a file and what names it take memory, too."""
 FREE_SHARE = 0.5
@@ -38,6 +36,7 @@ class ImageCache:
             max_bytes: Of all entries; 0 keeps nothing.
         """
         self._folder, self._max_bytes = folder, max_bytes
+        (folder / KEPT).mkdir(mode=0o700, exist_ok=True)
         self._space: SharedSpace[CacheKey] = SharedSpace()
         self._entries: dict[CacheKey, tuple[PreparedImage, MediaFiles]] = {}
         self._being_made: dict[CacheKey, asyncio.Event] = {}
@@ -52,7 +51,7 @@ class ImageCache:
         """
         while (event := self._being_made.get(key)) is not None:
             await event.wait()
-        if key in self._entries and (image := self._linked(self._entries[key][0], job)) is not None:
+        if key in self._entries and (image := self._linked(self._entries[key][0], f"{job}found-")) is not None:
             self._space.use(key)
             self.num_found += 1
             return image
@@ -68,7 +67,7 @@ class ImageCache:
             image: What was made; None where it failed, so whoever waits tries it.
         """
         self._being_made.pop(key).set()
-        if image is None or (kept := self._linked(image, KEPT)) is None:
+        if image is None or (kept := self._linked(image, f"{KEPT}/")) is None:
             return
         files = MediaFiles([kept.file])
         status = os.stat(kept.file)
@@ -92,7 +91,7 @@ class ImageCache:
     def _linked(self, image: PreparedImage, start: str) -> PreparedImage | None:
         """Return an image under another name; None where its file is gone, or the file system has no room."""
         self._num_names += 1
-        path = self._folder / f"{start}c{self._num_names:x}"
+        path = self._folder / f"{start}{self._num_names:x}"
         with suppress(OSError):
             os.link(image.file, path)
             return replace(image, file=str(path))

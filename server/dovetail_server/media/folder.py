@@ -17,6 +17,8 @@ PREFIX = "dovetail-media-"
 MIN_BYTES = 1 << 30
 """A memory file system that is smaller, as containers have it by default, is not used."""
 LOCK = "lock"
+KEPT = "kept"
+"""Its folder of files that are no job's: the others are looked through with every job."""
 SWEEP_EVERY, LEFT_S = 64, 900.0
 """Jobs between two sweeps, and what is older than any job."""
 _HELD: set[str] = set()
@@ -56,7 +58,7 @@ class MediaFolder:
         before = time.time() - age_s
         for path in self.path.iterdir():
             with contextlib.suppress(FileNotFoundError):
-                if path.name != LOCK and str(path) not in _HELD and path.stat().st_mtime < before:
+                if path.name not in (LOCK, KEPT) and str(path) not in _HELD and path.stat().st_mtime < before:
                     path.unlink()
 
     def forget(self, job: str, keep: Collection[str] = ()) -> None:
