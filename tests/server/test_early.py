@@ -13,6 +13,7 @@ import pytest
 import requests
 from harness import Harness
 from pydantic import SecretStr
+from seeing_server import SeeingHarness, part, write_seeing_model
 from server_tiny import write_model
 from test_key_limits import ALICE, as_key, entry, write
 from tokenizers import Tokenizer as Backend
@@ -33,7 +34,11 @@ CONTEXT = 1 << 18
 
 def write_cuttable(folder: Path) -> Path:
     """Write a model folder whose tokenizer takes texts in pieces."""
-    write_model(folder)
+    return cuttable(write_model(folder))
+
+
+def cuttable(folder: Path) -> Path:
+    """Have a model folder's tokenizer take texts in pieces."""
     backend = Backend.from_file(str(folder / "tokenizer.json"))
     backend.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=True)
     backend.save(str(folder / "tokenizer.json"))
@@ -253,6 +258,21 @@ def test_a_keys_limit_holds_for_it(tmp_path: Path) -> None:
         server.reset()
         assert status(go_on("over " + WORDS)) == 429
         assert (server.engine.submits, usage.rejected) == ([], {"input_tokens": 1})
+    finally:
+        server.close()
+
+
+def test_a_conversation_with_an_image_is_not_begun(tmp_path: Path) -> None:
+    """Where the text has its mark, the engine gets other ids; a text for the same model begins."""
+    folder = cuttable(write_seeing_model(tmp_path))
+    server = SeeingHarness(folder, context_len=CONTEXT, max_prompt_bytes=1 << 24, body_processes=1)
+    try:
+        for num, content in enumerate(([part()], [])):
+            server.reset()
+            said = [*content, {"type": "text", "text": f"{num} {WORDS}"}]
+            reply = server.post(CHAT, {"model": "tiny", "messages": [{"role": "user", "content": said}]})
+            assert reply.status_code == 200, reply.text
+            assert len(parts(server)[0]) == num
     finally:
         server.close()
 

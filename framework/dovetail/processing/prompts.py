@@ -87,6 +87,8 @@ def _seen(
 ) -> ChatTokens:
     """As `chat_prompt`, for a model that sees; the conversation's images are loaded."""
     messages = chat.messages
+    if images := images_of(messages):
+        processor.begun = None  # where the text has an image, the engine gets others
     plain = PlainPlaceholders(processor, seeing.placeholder_id)
     rendered = processor.template.render(
         plain.marked(messages),
@@ -101,7 +103,7 @@ def _seen(
         tail = plain.unmarked(rendered.tail)
     else:
         ids, tail = _of_ids(processor, chat.input_ids)
-    if not (images := images_of(messages)):
+    if not images:
         return ChatTokens(ids, tail)
     hint = "this model's template does not show an image where the request has one"
     made = expanded(ids, seeing, images, "messages", hint)
