@@ -13,7 +13,7 @@ import pytest
 import requests
 from harness import Harness
 from pydantic import SecretStr
-from seeing_server import SeeingHarness, part, write_seeing_model
+from seeing_server import PAD, SeeingHarness, part, write_seeing_model
 from server_tiny import write_model
 from test_key_limits import ALICE, as_key, entry, write
 from tokenizers import Tokenizer as Backend
@@ -273,6 +273,19 @@ def test_a_conversation_with_an_image_is_not_begun(tmp_path: Path) -> None:
             reply = server.post(CHAT, {"model": "tiny", "messages": [{"role": "user", "content": said}]})
             assert reply.status_code == 200, reply.text
             assert len(parts(server)[0]) == num
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("place", [0, len(WORDS) // 2])
+def test_a_mark_that_was_typed_does_not_hide_what_comes_before(tmp_path: Path, place: int) -> None:
+    """Such a text is tokenized in parts, of which the first alone is a beginning."""
+    server = SeeingHarness(cuttable(write_seeing_model(tmp_path)), context_len=CONTEXT, max_prompt_bytes=1 << 24)
+    try:
+        assert server.post(CHAT, say(WORDS[:place] + PAD + WORDS)).status_code == 200
+        early, [asked] = parts(server)
+        assert len(early) == (place > 0)
+        assert all(asked.prompt_ids[: len(one.prompt_ids)] == one.prompt_ids for one in early)
     finally:
         server.close()
 

@@ -100,6 +100,8 @@ class PlainPlaceholders:
         text = surrounded(self._processor, text)  # what users typed is a mark
         head, *rest = text.replace(self._cut, f"{self._mark}{self._cut}").split(self._mark)
         ids = self._encoded(head, add_special_tokens, keeps)
+        if rest:
+            self._processor.begun = None  # the parts behind are no beginning
         for piece in rest:
             # Its first character apart: so the tokenizer does not meet the special token that the whole would be.
             typed = () if piece.startswith(self._cut) else (self._text[:1], self._text[1:])
