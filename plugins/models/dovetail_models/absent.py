@@ -43,6 +43,18 @@ ABSENT: dict[str, dict[str, Any]] = {
     "Phi3ForCausalLM": EPS,
 }
 
+COMMON: dict[str, Any] = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
+GEMMA3: dict[str, Any] = {
+    **{"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8},
+    **{"num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208, "max_position_embeddings": 131072},
+}
+UNSAID: dict[str, dict[str, Any]] = {
+    "gemma3_text": GEMMA3,
+    "llama": COMMON | {"intermediate_size": 11008, "max_position_embeddings": 2048},
+    "mistral": COMMON | {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072},
+}
+"""By `model_type` of a text part, sizes that transformers 4 did not write where they are these; Gemma 3 lacks some."""
+
 
 def with_absent(hf: Mapping[str, Any], architecture: str) -> Mapping[str, Any]:
     """Return a config with an architecture's values for keys that it does not have; one that is null has it.

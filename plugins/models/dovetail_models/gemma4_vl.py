@@ -25,7 +25,7 @@ from dovetail.sdk.layers.tower import rotated, tower_context
 from dovetail.sdk.layers.transformer import ACTIVATIONS
 from dovetail_models.gemma4 import Gemma4Decoder, unit_rms
 from dovetail_models.gemma4_images import SOFT_TOKENS
-from dovetail_models.seeing import SeeingDecoder, SeeingModel, checked_grid, number
+from dovetail_models.seeing import SeeingDecoder, SeeingModel, axial_parameters, checked_grid, number
 from dovetail_models.text_part import NOT_TEXT, family_of
 
 TOWER = r"(?:model\.)?vision_tower\."
@@ -255,13 +255,10 @@ class Gemma4_VL(SeeingModel):
             raise ModelError(
                 f"config.json: vision_config: hidden_activation {act!r}: possible: {', '.join(ACTIVATIONS)}"
             )
-        rope = vision.get("rope_parameters") or {}
-        if (kind := rope.get("rope_type") or "axial") != "axial":
-            raise ModelError(f"config.json: vision_config: rope_type {kind!r} is not supported; possible: 'axial'")
         return {
             **facts,
             "eps": float(vision.get("rms_norm_eps") or 1e-6),
-            "theta": float(rope.get("rope_theta") or 100.0),
+            "theta": float(axial_parameters(vision).get("rope_theta") or 100.0),
             "hidden_act": act,
             "is_clipped": bool(vision.get("use_clipped_linears")),
             "standardizes": bool(vision.get("standardize")),

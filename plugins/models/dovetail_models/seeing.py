@@ -165,10 +165,23 @@ def numbers(vision: Mapping[str, Any], defaults: Mapping[str, int]) -> dict[str,
             f"config.json: vision_config: hidden_size {found['hidden_size']} of {found['num_heads']} heads: a head "
             "must have a multiple of four numbers"
         )
-    rope = vision.get("rope_parameters") or {}
-    if (kind := rope.get("rope_type") or "axial") != "axial":
-        raise ModelError(f"config.json: vision_config: rope_type {kind!r} is not supported; possible: 'axial'")
+    rope = axial_parameters(vision)
     return {**found, "theta": float(rope.get("rope_theta") or vision.get("rope_theta") or 10000.0)}
+
+
+def axial_parameters(vision: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `rope_parameters` of `vision_config`; published files call a tower's rotation `default`, too.
+
+    Raises:
+        ModelError: It rotates otherwise than by row and column.
+    """
+    rope: Mapping[str, Any] = vision.get("rope_parameters") or {}
+    kind = rope.get("rope_type") or rope.get("type") or "axial"
+    if kind not in ("axial", "default"):
+        raise ModelError(
+            f"config.json: vision_config: rope_type {kind!r} is not supported; possible: 'axial', and 'default' for it"
+        )
+    return rope
 
 
 def number(given: Mapping[str, Any], key: str, default: int) -> int:

@@ -15,6 +15,8 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import CausalLM, ModelPlugin, WeightRule
+from dovetail.sdk.config import with_missing
+from dovetail_models.absent import UNSAID
 from dovetail_models.gemma3 import Gemma3
 from dovetail_models.gemma4 import Gemma4
 from dovetail_models.glm4 import Glm4, Glm4vText
@@ -37,7 +39,7 @@ FAMILIES: dict[str, type[Llama]] = {
     **{"qwen2_vl_text": Qwen2, "qwen2_5_vl_text": Qwen2, "qwen3_vl_text": Qwen3, "qwen3_vl_moe_text": Qwen3Moe},
 }
 """Plugins by the `model_type` of the text part."""
-FLAT = {"qwen2_vl": Qwen2, "qwen2_5_vl": Qwen2}
+FLAT: dict[str, type[Llama]] = {"qwen2_vl": Qwen2, "qwen2_5_vl": Qwen2, "glm4v": Glm4vText}
 """By that of a config whose text keys stand beside the others."""
 
 PREFIX = r"(?:model\.language_model\.|language_model\.model\.|model\.)"
@@ -82,7 +84,8 @@ class TextPart(ModelPlugin):
         outer = {key: hf[key] for key in ("tie_word_embeddings", "dtype", "torch_dtype") if hf.get(key) is not None}
         for key in outer:
             text.get(key)  # what it says there does not hold
-        given: Any = ChainMap({"architectures": [family.architectures[0]], **outer}, text)  # type: ignore[arg-type]
+        said = with_missing(text, **UNSAID.get(str(text.get("model_type")), {}))
+        given: Any = ChainMap({"architectures": [family.architectures[0]], **outer}, said)  # type: ignore[arg-type]
         config = family.config_from_hf(given)
         extra = {**config.extra, "family": family}
         unused = "|".join([NOT_TEXT, *([_named(config.not_loaded)] if config.not_loaded else [])])
