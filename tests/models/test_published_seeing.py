@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from seeing import VISION
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.model import ModelPlugin
+from dovetail.runtime.checkpoint.config_keys import translate
 from dovetail_models.gemma3_vl import Gemma3_VL
 from dovetail_models.gemma4_vl import Gemma4_VL
 from dovetail_models.glm4v import Glm4v
@@ -106,3 +108,18 @@ def test_a_tower_of_gemma_4_may_call_its_rotation_default() -> None:
     assert tower["theta"] == 50.0
     with pytest.raises(ModelError, match="rope_type 'yarn' is not supported; possible: 'axial', and 'default' for it"):
         Gemma4_VL.tower_facts({**VISION["gemma4"], "rope_parameters": {"rope_type": "yarn"}})
+
+
+def test_a_key_in_two_spellings_is_read_in_both(caplog: pytest.LogCaptureFixture) -> None:
+    """Some transformers wrote the pattern of windows and the kind of a rope twice."""
+    _, kind, given = PUBLISHED["Gemma 3 4B"]
+    rope = {"factor": 8.0, "rope_type": "linear", "type": "linear"}
+    text = {**given["text_config"], "sliding_window_pattern": 5, "_sliding_window_pattern": 5, "rope_scaling": rope}
+    given = {**given, "architectures": ["Gemma3ForConditionalGeneration"], "model_type": kind, "text_config": text}
+    with caplog.at_level(logging.WARNING):
+        config = translate(Gemma3_VL.config_from_hf, given)
+    assert [spec.index for spec in config.layers if spec.sliding_window is None] == [4, 9, 14, 19, 24, 29]
+    assert not caplog.records
+    text["_sliding_window_pattern"] = 6
+    with pytest.raises(ModelError, match="sliding_window_pattern is 5 and _sliding_window_pattern is 6; keep one"):
+        translate(Gemma3_VL.config_from_hf, given)

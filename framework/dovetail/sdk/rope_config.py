@@ -121,7 +121,8 @@ def _is_nested(given: Mapping[str, Any]) -> bool:
 
 
 def _one(hf: Mapping[str, Any], given: Mapping[str, Any]) -> RopeConfig:
-    kind = str(given.get("rope_type") or given.get("type") or "default")
+    kind, older = given.get("rope_type"), given.get("type")  # files of transformers 4 have both
+    kind = str(kind or older or "default")
     kind = ALIASES.get(kind, kind)
     if kind not in NEEDED:
         raise ModelError(f"config.json: rope kind {kind!r} is not supported; possible: {', '.join(NEEDED)}")

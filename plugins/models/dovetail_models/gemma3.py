@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dovetail.contracts.config import ModelConfig
-from dovetail.sdk.config import alternating, with_missing
+from dovetail.sdk.config import alternating, either, with_missing
 from dovetail.sdk.rope_config import with_window_ropes
 from dovetail_models.absent import with_absent
 from dovetail_models.gemma2 import Gemma2, gemma_config
@@ -23,7 +23,7 @@ class Gemma3(Gemma2):
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
-        pattern = int(hf.get("sliding_window_pattern") or hf.get("_sliding_window_pattern") or 6)
+        pattern = int(either(hf, "sliding_window_pattern", "_sliding_window_pattern", 6))
         types = alternating(int(hf.get("num_hidden_layers", 0)), pattern)
         given = with_missing(with_absent(hf, cls.architectures[0]), layer_types=types)
         local = float(hf.get("rope_local_base_freq") or 10000.0)
