@@ -126,6 +126,27 @@ def test_windows_alone_bound_no_request(tmp_path: Path) -> None:
     assert list(core.pages.tree.nodes()) == []
 
 
+@pytest.mark.parametrize("room", [28, 40], ids=lambda room: f"{room} tokens")
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+def test_prompts_do_not_wait_for_one_anothers_windows(room: int, overlap: bool, tmp_path: Path) -> None:
+    """Where the cache has less than all rows see, those who came last give way; a request must fit."""
+    kinds = {"layer_types": ["sliding_attention"] * 2, "num_hidden_layers": 2}
+    folder = load_reference().write_checkpoint(tmp_path, **kinds)
+    core = make_engine(folder, max_total_tokens=room, chunked_prefill_size=4, overlap_on_cpu=overlap)
+    assert core.info.context_len == (28 if room == 28 else 512)
+    asked = [prompt((20 if room == 28 else 60) - n, n) for n in range(4)]
+    found: list[list[int]] = [[] for _ in asked]
+    for handle, ids in enumerate(asked):  # of several users, who take turns
+        params = SamplerParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+        core.handle(Submit(rid="", handle=handle, prompt_ids=ids, params=params, owner=str(handle)))
+    for _ in range(1000):
+        for delta in core.step().deltas if core.has_work else ():
+            found[delta.handle] += delta.ids
+        core.pages.check(core.scheduler.running)
+    assert list(map(len, found)) == [8] * len(asked)
+    assert found == [right(folder, *pair) for pair in zip(asked, found, strict=True)]
+
+
 INTERPRETED = """
 from dataclasses import replace
 

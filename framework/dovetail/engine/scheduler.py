@@ -135,15 +135,30 @@ class Scheduler:
         plan = StepPlan(self._decode_rows(paused), [])
         if self.tower is not None:
             self.tower.begin(plan)
-        admission = Admission(self, plan, paused)
-        admission.fill(background=False)
-        if self.num_background:
-            admission.fill(background=True, most=most)
+        self._fill(plan, paused, None, most)
+        while not plan.chunks and not plan.decode and not self._in_flight and self._give_way(paused):
+            self._fill(plan, paused, 0, 0)
         if self.speculation is not None:
             self.speculation.extend(plan, self.pages, self.limits)
         if plan.num_decode and not plan.has_prefill:
             self.ratio.step()
         return plan
+
+    def _fill(self, plan: StepPlan, paused: set[int], most: int | None, most_background: int | None) -> None:
+        admission = Admission(self, plan, paused)
+        admission.fill(background=False, most=most)
+        if self.num_background:
+            admission.fill(background=True, most=most_background)
+
+    def _give_way(self, paused: set[int]) -> bool:
+        """Retract one of the prompts that wait for one another's pages; False where it is something else they wait for.
+
+        Where every layer has a window, prompts take pages chunk by chunk, and a small cache has too few for all.
+        """
+        waiting = [r for r in self.running if not r.on_device and not r.waiting_for_grammar and id(r) not in paused]
+        if len(waiting) > 1:
+            self.retract(waiting)
+        return len(waiting) > 1
 
     def launching(self, plan: StepPlan) -> None:
         """A planned step is about to be launched: note what it will write."""

@@ -444,8 +444,12 @@ def _budget(settings: EngineSettings, device: DeviceBytes, left: int, working: i
 
 
 def _with_context(settings: EngineSettings, plan: MemoryPlan) -> MemoryPlan:
-    """Bound the context by the KV cache; refuse that where the user asked for more. A last token needs no page."""
-    if plan.context_len <= plan.num_tokens or plan.groups[0].seen_pages is not None:
+    """Bound the context by the KV cache; refuse that where the user asked for more. A last token needs no page.
+
+    Where every layer has a window, a request of any length fits if what it sees does.
+    """
+    seen = plan.groups[0].seen_pages
+    if plan.context_len <= plan.num_tokens or (seen is not None and plan.num_pages >= seen):
         return plan
     if settings.context_length is not None:
         raise ConfigError(
