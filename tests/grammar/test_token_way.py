@@ -24,7 +24,6 @@ WAY = (
     "engine/replies.py",
     "client/inprocess.py",
     "engine/streams.py",
-    "engine/entry.py",
     "serving/generation.py",
     "serving/choice.py",
     "text/parsing/stream.py",

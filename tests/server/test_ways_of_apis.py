@@ -256,6 +256,7 @@ def test_ray_serves_it(installed: str, tmp_path: Path) -> None:
     from ray_process import RayServed
 
     flags: dict[str, Any] = {"apis": ["openai", "acme"], "device": "cpu", "num_cpus": 0.5, "api_key": [KEY]}
+    flags["batch_invariant"] = True  # what another replica goes on with is computed as a prompt
     running = RayServed(tmp_path, file_storage_path=str(tmp_path / "files"), **flags)
     headers = {"authorization": f"Bearer {KEY}"}
     story = {"ask": "Tell me a long story.", "flow": True, "heat": 0, "most": 600}

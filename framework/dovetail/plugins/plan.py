@@ -163,6 +163,13 @@ def make_plan(
         name = single.get(kind) or (default if model else None)
         if name == AUTO and row.fact and not facts[row.fact]:
             name = None
+        if (
+            name == AUTO
+            and kind == "processor"
+            and model
+            and model_plugin(registry, model, model_impl, device) != model
+        ):
+            name = None  # what serves any architecture serves its text
         if name == AUTO and kind != "model":
             found = _answer_auto(registry, kind, facts, select, options or {})
             planned += found
@@ -183,6 +190,11 @@ def make_plan(
     for name in dict.fromkeys(hooks):
         planned.append(by_name(registry, "hooks", name, device, options or {}))
     return PluginPlan(plugins=tuple(planned), timeout_s=timeout_s)
+
+
+def _has_own(registry: Registry, architecture: str, impl: str, device: str) -> bool:
+    """Whether the plugin that is named as an architecture serves it."""
+    return model_plugin(registry, architecture, impl, device) == architecture
 
 
 def _refuse_words_beside_names(row: PluginKind, wanted: Sequence[str]) -> None:
