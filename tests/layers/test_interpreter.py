@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail_testing.conformance.interpreter import round_to_nearest
+from dovetail_testing.conformance.interpreter import rounding_to_nearest
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -60,14 +60,13 @@ def narrow(x_ptr: Any, cast_ptr: Any, stored_ptr: Any, num: tl.constexpr) -> Non
 
 def test_float32_is_rounded_to_the_nearest_bfloat16() -> None:
     """As torch does: halfway to the even one, to infinity beyond the largest, and NaN stays NaN."""
-    round_to_nearest()
-    round_to_nearest()
     halfway = torch.arange(1, 9) * 2**-8 + 1
     others = [0.0, -0.0, 1e-45, -1e-39, 1e-38, 3.4e38, -3.4e38, torch.inf, -torch.inf, torch.nan, -torch.nan]
     x = torch.cat((torch.tensor(others), halfway, -halfway, torch.randn(101)))
     assert len(x) == 128
     cast, stored = torch.empty(128), torch.empty(128, dtype=torch.bfloat16)
-    narrow[(1,)](x, cast, stored, num=128)
+    with rounding_to_nearest(), rounding_to_nearest():
+        narrow[(1,)](x, cast, stored, num=128)
     want = x.bfloat16()
     assert torch.equal(cast.nan_to_num(7), want.float().nan_to_num(7))
     assert torch.equal(stored.nan_to_num(7), want.nan_to_num(7))

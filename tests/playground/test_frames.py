@@ -140,7 +140,7 @@ def test_other_messages_and_the_settings_are_left_alone(screen: Screen, server: 
     )
     screen.ask("Second")
     found = screen.page.evaluate("window.outside")
-    assert len(found) <= 12, found
+    assert len(found) < 60, found  # fewer than there are pieces: the list of conversations is drawn once or twice
 
 
 @pytest.mark.skipif(not os.environ.get("DOVETAIL_FRAMES"), reason="a measurement; DOVETAIL_FRAMES=1 makes it")

@@ -136,7 +136,7 @@ class Scheduler:
         if self.tower is not None:
             self.tower.begin(plan)
         self._fill(plan, paused, None, most)
-        while not plan.chunks and not plan.decode and not self._in_flight and self._give_way(paused):
+        while not plan.chunks and not plan.decode and not self._in_flight and self._yield_pages(paused):
             self._fill(plan, paused, 0, 0)
         if self.speculation is not None:
             self.speculation.extend(plan, self.pages, self.limits)
@@ -150,7 +150,7 @@ class Scheduler:
         if self.num_background:
             admission.fill(background=True, most=most_background)
 
-    def _give_way(self, paused: set[int]) -> bool:
+    def _yield_pages(self, paused: set[int]) -> bool:
         """Retract one of the prompts that wait for one another's pages; False where it is something else they wait for.
 
         Where every layer has a window, prompts take pages chunk by chunk, and a small cache has too few for all.

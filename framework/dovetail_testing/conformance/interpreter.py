@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 
-def round_to_nearest() -> None:
+@contextmanager
+def rounding_to_nearest() -> Iterator[None]:
     """Have Triton's interpreter round float32 to the nearest bfloat16, as devices and torch do; it cuts bits off.
 
     A kernel that rounds where its meaning does would else be a last bit off at half of all numbers. Nor does it read
@@ -16,13 +19,12 @@ def round_to_nearest() -> None:
     import numpy as np
 
     if find_spec("triton") is None:
+        yield
         return
     interpreter = import_module("triton.runtime.interpreter")
 
     builder: Any = interpreter.InterpreterBuilder
     tl, handle, cast = interpreter.tl, interpreter.TensorHandle, builder.cast_impl
-    if hasattr(cast, "before"):
-        return
 
     def rounded(self: Any, src: Any, dst_type: Any) -> Any:
         types = src.dtype.scalar, dst_type.scalar
@@ -36,5 +38,8 @@ def round_to_nearest() -> None:
             return handle((src.data.astype(np.uint32) << 16).view(np.float32), dst_type.scalar)
         return cast(self, src, dst_type)
 
-    rounded.before = cast  # type: ignore[attr-defined]
     builder.cast_impl = rounded
+    try:
+        yield
+    finally:
+        builder.cast_impl = cast

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar, NamedTuple
 
 import pytest
@@ -25,7 +26,7 @@ from dovetail_testing.conformance import kernels_packed as packed
 from dovetail_testing.conformance.base import Conformance
 from dovetail_testing.conformance.growth import bytes_kept
 from dovetail_testing.conformance.host_sync import HostSyncs
-from dovetail_testing.conformance.interpreter import round_to_nearest
+from dovetail_testing.conformance.interpreter import rounding_to_nearest
 from dovetail_testing.conformance.kernels_samples import DIMS, NUM_RANKS, OPTIONS, Operands, sample
 from dovetail_testing.conformance.kernels_steps import read_back
 
@@ -136,6 +137,11 @@ class KernelSetConformance(Conformance):
     device: ClassVar[str] = ""
     seed: ClassVar[int] = 7
 
+    @pytest.fixture(autouse=True)
+    def _rounding(self) -> Iterator[None]:
+        with rounding_to_nearest() if self.view().is_interpreted else nullcontext():
+            yield
+
     @classmethod
     def on(cls) -> torch.device:
         """Return the device."""
@@ -196,8 +202,6 @@ class KernelSetConformance(Conformance):
             made = self.plugin()()
         except Exception as error:  # a stranger's class; the message says what it did
             fail(f"making the set raised {raised(error)}")
-        if self.view().is_interpreted:
-            round_to_nearest()
         if num_bytes := made.peer_bytes(NUM_RANKS):
             made.connect(PeerMemory.alone(0, NUM_RANKS, num_bytes, self.on()))
         for ask in self.asks():
