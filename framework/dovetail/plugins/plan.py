@@ -140,17 +140,7 @@ def make_plan(
         PluginError: A name is unknown, ambiguous or not usable here, or `auto` finds no attention backend.
         TypeError: There is no such kind.
     """
-    if unknown := names.keys() - (KINDS.keys() - {"hooks", "device"}):
-        raise TypeError(f"make_plan: {min(unknown)} is no kind of plugin; possible: {', '.join(KINDS)}")
-    lists: dict[str, Sequence[str]] = {}
-    single: dict[str, str] = {}
-    for kind, value in names.items():
-        if value is not None and KINDS[kind].many:
-            lists[kind] = [value] if isinstance(value, str) else value
-        elif isinstance(value, str):
-            single[kind] = value
-        elif value is not None:
-            raise TypeError(f"make_plan: {kind}={value!r}: give one name")
+    single, lists = _by_kind(names)
     model = single.get("model")
     asked_device, device = device, split_qualified(device)[1]
     if registry.of_kind("device") and (model or device != AUTO):
@@ -161,15 +151,8 @@ def make_plan(
     for kind, row in KINDS.items():
         default = row.default if row.default and row.default in registry.names(kind) else None
         name = single.get(kind) or (default if model else None)
-        if name == AUTO and row.fact and not facts[row.fact]:
+        if name == AUTO and _has_no_use(registry, kind, facts, model_impl):
             name = None
-        if (
-            name == AUTO
-            and kind == "processor"
-            and model
-            and model_plugin(registry, model, model_impl, device) != model
-        ):
-            name = None  # what serves any architecture serves its text
         if name == AUTO and kind != "model":
             found = _answer_auto(registry, kind, facts, select, options or {})
             planned += found
@@ -192,9 +175,28 @@ def make_plan(
     return PluginPlan(plugins=tuple(planned), timeout_s=timeout_s)
 
 
-def _has_own(registry: Registry, architecture: str, impl: str, device: str) -> bool:
-    """Whether the plugin that is named as an architecture serves it."""
-    return model_plugin(registry, architecture, impl, device) == architecture
+def _by_kind(names: Mapping[str, str | Sequence[str] | None]) -> tuple[dict[str, str], dict[str, Sequence[str]]]:
+    """Divide names into those of kinds that have one plugin, and of kinds that may have several."""
+    if unknown := names.keys() - (KINDS.keys() - {"hooks", "device"}):
+        raise TypeError(f"make_plan: {min(unknown)} is no kind of plugin; possible: {', '.join(KINDS)}")
+    lists: dict[str, Sequence[str]] = {}
+    single: dict[str, str] = {}
+    for kind, value in names.items():
+        if value is not None and KINDS[kind].many:
+            lists[kind] = [value] if isinstance(value, str) else value
+        elif isinstance(value, str):
+            single[kind] = value
+        elif value is not None:
+            raise TypeError(f"make_plan: {kind}={value!r}: give one name")
+    return single, lists
+
+
+def _has_no_use(registry: Registry, kind: str, facts: Mapping[str, str], impl: str) -> bool:
+    """Whether `auto` selects none for a model: it lacks what the kind is for, or what serves it reads text alone."""
+    fact, model = KINDS[kind].fact, facts["architecture"]
+    if fact and not facts[fact]:
+        return True
+    return kind == "processor" and bool(model) and model_plugin(registry, model, impl, facts["device"]) != model
 
 
 def _refuse_words_beside_names(row: PluginKind, wanted: Sequence[str]) -> None:
