@@ -81,3 +81,34 @@ def test_a_page_of_the_design_is_short_and_listed(name: str) -> None:
     """Under 800 words without its picture, and linked from the index."""
     assert len(re.sub(r"```mermaid.*?```", "", PAGES[name], flags=re.DOTALL).split()) < 800
     assert f"]({name})" in PAGES["README.md"] or name == "README.md"
+
+
+def test_every_file_of_the_guide_for_changes_is_there() -> None:
+    """In the table of CONTRIBUTING.md, `f/` and `s/` stand for the two packages."""
+    homes = {"f": PACKAGES["dovetail"], "s": PACKAGES["dovetail_server"]}
+    named = re.findall(r"`([fs])/([\w/.]+)`", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    assert len(named) > 30
+    assert [f"{home}/{path}" for home, path in named if not (homes[home] / path).exists()] == []
+
+
+def test_every_module_that_a_folder_is_said_to_have_is_there() -> None:
+    """In the tables of `packages.md`, words in backticks beside folders are modules, classes or words of these."""
+    missing = []
+    for folders, said in re.findall(r"^\| (`[a-z_`/., ]+) \| (.*) \|$", PAGES["packages.md"], re.MULTILINE):
+        found = [home / folder for folder in re.findall(r"`(\w+)/`", folders) for home in PACKAGES.values()]
+        files = [file for folder in found for file in folder.rglob("*.py")]
+        words = {word for file in files for word in [file.stem, *re.findall(r"\w+", file.read_text("utf-8"))]}
+        words |= {file.parent.name for file in files}
+        missing += [
+            (folders, word) for word in re.findall(r"`([a-z_]+|[A-Z]\w+)`", said) if files and word not in words
+        ]
+    assert missing == []
+
+
+def test_every_attribute_that_is_named_is_there() -> None:
+    """`Class.attribute` stands in a file that defines the class."""
+    texts = [f.read_text("utf-8") for d in ("framework", "server", "plugins") for f in (ROOT / d).rglob("*.py")]
+    named = {pair for page in PAGES.values() for pair in re.findall(r"`([A-Z]\w+)\.([a-z_]\w*)", page)}
+    assert len(named) > 20
+    homes = {owner: [text.partition(f"class {owner}")[2] for text in texts] for owner, _ in named}
+    assert sorted((a, b) for a, b in named if not any(re.search(rf"\b{b}\b", text) for text in homes[a])) == []

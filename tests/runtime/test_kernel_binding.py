@@ -299,7 +299,7 @@ def test_an_operation_that_is_not_there(op: str, given: dict[str, Any], message:
     ("given", "message"),
     [
         (["plain", "triton"], "--kernels 'plain,triton': 'plain' stands alone; give it, or names"),
-        (["auto", "triton"], "--kernels 'auto,triton': 'auto' stands alone; give it, or names"),
+        (["auto", "triton"], "--kernels 'auto,triton': 'auto' goes last, behind the names; give triton,auto"),
         (["swift"], "--kernels 'swift': not installed; installed: cpu, triton"),
     ],
 )

@@ -17,6 +17,7 @@ from dovetail.contracts.device import Device, DeviceView
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kernels import OPS, Ask, Claim, KernelSet, make_ask, meaning
 from dovetail.messages import KernelUse
+from dovetail.runtime.kernels.attempts import MAX_NUMBERS
 from dovetail.runtime.kernels.binding import Bands, KernelBinder, LoadedSet
 from dovetail.runtime.kernels.contest import TRIAL_ROWS, Trials
 from dovetail.runtime.start import check
@@ -141,6 +142,9 @@ def test_what_computes_something_else_or_fails_is_left_out() -> None:
     [use] = binder.table
     assert use.served[0][2] == "a"
     assert use.others[0][1].startswith("its result of 1 rows differs from the default's by ")
+    binder = bound(clock([10] * 5), Plain("rms_norm"), Plain("rms_norm", off=float("nan")))
+    binder.bind(NORM)
+    assert binder.table[0].others == (("b", "its result of 1 rows differs from the default's by inf"),)
 
 
 def test_out_of_memory_is_forgotten(tmp_path: Path) -> None:
@@ -161,12 +165,89 @@ def test_out_of_memory_is_forgotten(tmp_path: Path) -> None:
 
 
 def test_one_set_is_not_measured() -> None:
-    """Nor are sets that share no rows, or that the user has named."""
+    """Nor are sets that share no rows; each kernel is tried once."""
     for sets in ([Plain("rms_norm")], [Plain("rms_norm", rows=(0, 8)), Plain("rms_norm", rows=(9, 100))]):
         binder = bound(MadeUp(num_rows=0), *sets)
         binder.bind(NORM)
         assert not binder.table[0].measured
-        assert not any(one.num_calls for one in sets)
+        assert [one.num_calls for one in sets] == [1] * len(sets)
+
+
+def test_named_sets_come_before_those_that_auto_finds() -> None:
+    """Nothing is measured of rows that they take; for the rest the fastest follows them."""
+    everything = 0, (1 << 31) - 1
+
+    def served(named: Plain, timer: MadeUp) -> tuple[Any, str]:
+        sets = named, Plain("rms_norm"), Plain("rms_norm")
+        loaded = [LoadedSet("abc"[at], f"set {at}", one, at == 0, at > 0) for at, one in enumerate(sets)]
+        binder = KernelBinder(loaded, VIEW, trials=lambda: Trials(CPU, "a processor", timer))
+        binder.bind(NORM)
+        [use] = binder.table
+        return use.served, use.measured
+
+    assert served(Plain("rms_norm"), MadeUp(num_rows=0)) == (((*everything, "a"),), "")
+    bands, measured = served(Plain("rms_norm", rows=(2, 8)), clock([10] * 5, [20, 5, 20, 20, 20]))
+    assert bands == ((0, 1, "b"), (2, 8, "a"), (9, 16, "c"), (17, everything[1], "b"))
+    assert measured.startswith("us: 1 rows b 10.0, c 20.0; ")
+
+
+class Does(Plain):
+    """Claims a norm, and does something else."""
+
+    def __init__(self, kernel: Callable[..., Any], brings: Any = (), **claims: Any) -> None:
+        super().__init__("rms_norm", **claims)
+        self.kernel, self.brings = kernel, brings
+
+    def make(self, ask: Ask) -> Any:
+        return self.kernel
+
+    def trial(self, ask: Ask, rows: int, device: torch.device) -> Any:
+        return super().trial(ask, rows, device) if self.brings == () else self.brings
+
+
+def no_library(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    raise OSError("no\nlibrary")
+
+
+LIES = {
+    "raises": (Does(no_library), "a call of 3 rows raises OSError: no library; leave it out of --kernels"),
+    "takes too few": (Does(lambda x, weight: x), "a call of 3 rows raises TypeError: "),
+    "shape": (Does(lambda x, weight, eps: x[:, 1:]), "returns float32 [3, 63]; it is float32 [3, 64]"),
+    "dtype": (Does(lambda x, weight, eps: x.double()), "returns float64 [3, 64]; it is float32 [3, 64]"),
+    "nothing": (Does(lambda x, weight, eps: None), "returns no tensor; it is float32 [3, 64]"),
+    "numbers": (Does(lambda x, weight, eps: x * 2), "a call of 3 rows differs from what it means by "),
+    "NaN": (Does(lambda x, weight, eps: x * float("nan")), "a call of 3 rows differs from what it means by inf"),
+    "many rows": (Does(no_library, rows=(9, 90)), "a call of 9 rows raises OSError: no library"),
+    "its operands": (Does(no_library, [1, 2]), "its trial of rms_norm H=64 with 3 rows cannot be computed: ValueError"),
+}
+
+
+@pytest.mark.parametrize("case", LIES)
+def test_a_set_that_cannot_do_what_it_claims_is_refused(case: str) -> None:
+    """One line names it, the operation and what it does, before there are weights; whether `auto` found it or not."""
+    lies, message = LIES[case]
+    for is_named in (False, True):
+        loaded = [LoadedSet("a", "kernels 'a' of x 1", lies, is_named)]
+        with pytest.raises(PluginError) as caught:
+            KernelBinder(loaded, VIEW, trials=lambda: Trials(CPU, "a processor", MadeUp(num_rows=0))).bind(NORM)
+        said = str(caught.value)
+        assert said.startswith("kernels 'a' of x 1: ")
+        assert message in said
+        assert "\n" not in said
+
+
+def test_what_cannot_be_tried_is_bound() -> None:
+    """A set without operands, widths that are too large, no rows at all, too little memory; and what is built in."""
+
+    def full(*given: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    wide = NORM._replace(dims=(("H", MAX_NUMBERS + 1),))
+    untried = (Does(no_library, None), NORM), (Does(no_library), wide), (Does(no_library, rows=(0, 0)), NORM)
+    for one, ask in (*untried, (Does(full), NORM)):
+        bound(MadeUp(num_rows=0), one).bind(ask)
+    loaded = [LoadedSet("a", "a", Does(no_library), False, is_builtin=True)]
+    KernelBinder(loaded, VIEW, trials=lambda: Trials(CPU, "", MadeUp(num_rows=0))).bind(NORM)
 
 
 def test_rows_that_must_not_differ_have_one_set() -> None:

@@ -10,6 +10,14 @@ import pytest
 from exchanges import error_of, events, fold_chat
 from harness import Harness
 
+from dovetail.contracts.errors import RequestError
+from dovetail.processing.prepare import prepare
+from dovetail.processing.processor import Processor
+from dovetail_server.apis.parsing.schema import ParseFunctionCallRequest, SeparateReasoningRequest
+from dovetail_server.apis.parsing.serve import installed, parse_calls, separate_reasoning
+from dovetail_server.settings.serve import ServeSettings
+from dovetail_testing.site import FakeSite
+
 USER = [{"role": "user", "content": "hi"}]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 CHAT = "/v1/chat/completions"
@@ -138,6 +146,40 @@ def test_parse_function_call(thinking: Harness, harness: Harness) -> None:
     assert "hermes" in error_of(reply)["message"]
     reply = harness.post("/parse_function_call", {"text": "a\ud800", "tool_call_parser": "hermes"})
     assert reply.status_code == 400
+
+
+def test_the_servers_own_parsers_have_names(dovetail_site: FakeSite) -> None:
+    """Those of a package, too, under any spelling and with their package; what nobody chose is not imported."""
+    source = """
+from dataclasses import replace
+from dovetail.contracts import FormatSpec, Markers, ReasoningParser, ToolFormat, ToolParser
+from dovetail.sdk.formats.json_calls import JsonCalls
+class R(ReasoningParser):
+    def spec(self, tokenizer, template, request): return FormatSpec(reasoning=Markers("<r>", "</r>"))
+class T(ToolParser):
+    def extend(self, spec, tools): return replace(spec, tools=ToolFormat("<do>", "</do>", body=JsonCalls))
+"""
+    kinds = {"dovetail.reasoning_parsers.v1": {"acme-r": "acme_both:R", "other-r": "not_there:R"}}
+    dovetail_site.add(
+        "acme", "1.0", {**kinds, "dovetail.tool_parsers.v1": {"acme-do": "acme_both:T"}}, {"acme_both.py": source}
+    )
+    made = prepare(ServeSettings(reasoning_parser="acme-r", tool_call_parser="acme-do", device="cpu"))
+    text = Processor.load(made.settings, made.plan, made.model)
+    installed.cache_clear()
+    try:
+        for name in (None, "acme-do", "Acme_Do", "acme:acme-do"):
+            call = '<do>{"name": "f", "arguments": {}}</do>'
+            found = json.loads(parse_calls(text, ParseFunctionCallRequest(text=call, tool_call_parser=name)))
+            assert found["calls"] == [{"tool_index": -1, "name": "f", "parameters": "{}"}]
+        for name in (None, "acme-r", "acme:acme-r"):
+            asked = SeparateReasoningRequest(text="<r>a</r>b", reasoning_parser=name)
+            assert json.loads(separate_reasoning(text, asked)) == {"reasoning_text": "a", "text": "b"}
+        with pytest.raises(
+            RequestError, match=r"'other-r' is neither a built-in parser nor this server's own; .*acme-r"
+        ):
+            separate_reasoning(text, SeparateReasoningRequest(text="x", reasoning_parser="other-r"))
+    finally:
+        installed.cache_clear()
 
 
 def test_gpt_oss_over_http(make_harness: Callable[..., Harness]) -> None:

@@ -144,7 +144,7 @@ class EngineSettings(BaseModel):
     kernels: Names = Field(
         default_factory=lambda: ["auto"],
         description="Kernel sets by plugin name, comma-separated, asked in this order for each operation of the "
-        "model. `auto`: those that fit the device; `plain`: plain torch for every operation.",
+        "model. `auto`, alone or last: those that fit the device; `plain`: plain torch for all.",
         json_schema_extra=flag(),
     )
     quantization: Annotated[str | None, BeforeValidator(none_word)] = Field(

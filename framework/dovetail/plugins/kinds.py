@@ -35,8 +35,8 @@ class PluginKind(NamedTuple):
         about: What a new package of it says of itself; `{name}` is the plugin's.
         setting: The setting that names the plugin; "" where none does.
         many: It names any number of them, all of which are loaded; a list.
-        without: Of a kind of which there may be many, the word that asks for none; `auto` then asks for those that
-            say in their manifest that they fit. "": only names are given.
+        without: Of a kind of which there may be many, the word that asks for none; `auto`, alone or behind names, then
+            asks for those that say in their manifest that they fit. "": only names are given.
         default: The plugin of every engine that names none; "" where there need not be one.
         fact: `auto` looks for a plugin of this kind only if this fact is known of the model; "" always.
         watched: Core modules that loading such a plugin must not change, besides what every kind must leave alone.
@@ -71,6 +71,10 @@ class PluginKind(NamedTuple):
     def entry_point_group(self) -> str:
         """The group that a package of today uses: `dovetail.models.v1`."""
         return f"{self.group}.v{self.api}"
+
+    def usage(self, name: str) -> str:
+        """Return how a user names a plugin: where `auto` may stand behind names, what it finds does the rest."""
+        return f"{self.label} {name}{',auto' if self.without else ''}"
 
     def supports_api(self, api: int) -> bool:
         """Whether a plugin written for `api` can be used."""

@@ -162,11 +162,8 @@ def make_plan(
         if name is not None:
             planned.append(by_name(registry, kind, name, device, options or {}, method))
         wanted = tuple(dict.fromkeys(lists.get(kind, ())))
-        if wanted == (AUTO,) and row.without:
-            planned += _answer_auto(registry, kind, facts, select, options or {})
-        elif wanted != (row.without,):
-            _refuse_words_beside_names(row, wanted)
-            planned += [by_name(registry, kind, name, device, options or {}) for name in wanted]
+        if wanted != (row.without,):
+            planned += _in_order(registry, row, wanted, facts, select, options or {})
     for use, half in (("prefill", prefill_attention_backend), ("decode", decode_attention_backend)):
         if half is not None and half != AUTO:
             planned.append(_half(registry, use, half, device, options or {}))
@@ -199,10 +196,27 @@ def _has_no_use(registry: Registry, kind: str, facts: Mapping[str, str], impl: s
     return kind == "processor" and bool(model) and model_plugin(registry, model, impl, facts["device"]) != model
 
 
-def _refuse_words_beside_names(row: PluginKind, wanted: Sequence[str]) -> None:
-    for word in (AUTO, row.without) if row.without else ():
-        if word in wanted:
-            raise PluginError(f"{row.label} {','.join(wanted)!r}: {word!r} stands alone; give it, or names")
+def _in_order(
+    registry: Registry,
+    row: PluginKind,
+    wanted: Sequence[str],
+    facts: Mapping[str, str],
+    select: Select | None,
+    options: Mapping[str, Mapping[str, Any]],
+) -> list[PlannedPlugin]:
+    """Return the plugins of a list of names; `auto` at its end stands for what fits beside those that are named."""
+    given = f"{row.label} {','.join(wanted)!r}"
+    if row.without and row.without in wanted:
+        raise PluginError(f"{given}: {row.without!r} stands alone; give it, or names")
+    names = [name for name in wanted if not (row.without and name == AUTO)]
+    if len(names) < len(wanted) and wanted[-1] != AUTO:
+        raise PluginError(f"{given}: {AUTO!r} goes last, behind the names; give {','.join([*names, AUTO])}")
+    found = [by_name(registry, row.name, name, facts["device"], options) for name in names]
+    if len(names) < len(wanted):
+        named = {planned.qualified for planned in found}
+        fitting = _answer_auto(registry, row.name, facts, select, options)
+        found += [planned for planned in fitting if planned.qualified not in named]
+    return found
 
 
 def model_plugin(registry: Registry, architecture: str, impl: str = AUTO, device: str = AUTO) -> str:

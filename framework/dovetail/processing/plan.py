@@ -22,7 +22,7 @@ from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.loader import describe, import_planned, naming_plugin, options_of
 from dovetail.plugins.lock import check_files, read_lock
 from dovetail.plugins.options import OptionError, describe_options, option_key, plain_options
-from dovetail.plugins.plan import AUTO
+from dovetail.plugins.plan import AUTO, as_planned
 from dovetail.plugins.time_limit import time_limit
 from dovetail.processing.classes import Classes, register_classes
 from dovetail.processing.plugin_settings import (
@@ -108,10 +108,25 @@ def plan_plugins(
             check_files({p.distribution for p in plan.plugins if not registry.resolve(p.kind, p.qualified).builtin})
         plan = with_options(plan, settings, manager)
         if loads:
+            warn_of_private_imports(registry, plan)
             make_parsers(plan)
     except OptionError as error:
         raise PluginError(in_users_words(error, settings)) from None
     return settings, registry, plan
+
+
+def warn_of_private_imports(registry: Registry, plan: PluginPlan) -> None:
+    """Say in the log which packages import what any release may move: they work now, and may not after an upgrade."""
+    records = [registry.resolve(planned.kind, planned.qualified) for planned in plan.plugins if planned.distribution]
+    strangers = {record.distribution: record for record in records if not record.builtin}
+    if not strangers:
+        return
+    from dovetail.plugins.core_imports import ADVICE, private_imports
+
+    for record in strangers.values():
+        if found := private_imports(record):
+            text = "%s imports %s, which any release of Dovetail may move or change; %s."
+            logger.warning(text, describe(as_planned(record)), ", ".join(found), ADVICE)
 
 
 def make_parsers(plan: PluginPlan) -> None:

@@ -207,6 +207,10 @@ class Processor:
             model=model,
         )
 
+    def planned(self, kind: str) -> PlannedPlugin | None:
+        """Return the plan's plugin of a kind that has one at most; None where it has none."""
+        return None if self._plugins is None else next(iter(self._plugins.plan.of_kind(kind)), None)
+
     def with_engine_limits(self, info: EngineInfo, settings: TextSettings) -> Processor:
         """Set the limits of the started engine and return self.
 

@@ -120,10 +120,10 @@ class ParserConformance(Conformance):
             check(again == first, f"it keeps state between requests: declared {again} on call {number}, first {first}")
 
     def test_auto_finds_it(self) -> None:
-        """`auto` chooses the parser for chat templates of its models, by the clues in its manifest."""
+        """`auto` chooses the parser for chat templates of its models, by a manifest that is of its format."""
         is_installed = self.plugin_class is None and self.name is not None
         record = meant_by(Registry.scan(), self.kind, str(self.name)) if is_installed else None
-        check_auto(self.plugin(), record, self.auto_templates)
+        check_auto(self.plugin(), record, self.auto_templates, self.declared())
 
     def test_samples_parse_as_declared(self) -> None:
         """Each sample gives the reasoning, content and tool calls that it states, as text and as tokens."""

@@ -245,13 +245,14 @@ def bare(text: str, markers: Sequence[str]) -> str:
 EXAMPLE = '"clues": [{"all": ["<r>"], "score": 1.0}]'
 
 
-def check_auto(plugin: Any, record: PluginRecord | None, templates: Sequence[str]) -> None:
+def check_auto(plugin: Any, record: PluginRecord | None, templates: Sequence[str], spec: FormatSpec) -> None:
     """Check that `auto` chooses a parser for its own templates; skip, and say so, where nothing is stated.
 
     Args:
         plugin: The parser's class.
         record: What is installed of it; None: it is not.
         templates: Sources of chat templates of its models.
+        spec: The format that it declares.
     """
     if hasattr(plugin, "detect"):
         fail(f"auto does not call `detect`: take it out, and state in the manifest which texts its templates hold: "
@@ -261,6 +262,11 @@ def check_auto(plugin: Any, record: PluginRecord | None, templates: Sequence[str
     label, facts = f"{KINDS[record.kind].label} auto", record.facts
     if not facts.clues and not facts.opens:
         pytest.skip(f"{label} never chooses it: its manifest states neither clues nor opens, such as {EXAMPLE}")
+    markers = openers(spec, record.kind)
+    check(
+        not facts.opens or not markers or any(one in facts.opens or facts.opens in one for one in markers),
+        f"its manifest says opens: {facts.opens!r}, and what it declares begins with {' or '.join(map(repr, markers))}",
+    )
     if not templates:
         pytest.skip("no templates declared: auto_templates = [ChatTemplate's source, …]")
     registry = Registry.scan()
@@ -272,6 +278,16 @@ def check_auto(plugin: Any, record: PluginRecord | None, templates: Sequence[str
             found.name == record.name,
             f"{label} chooses {found.name or 'none'} for the template {source!r}: {found.why}; tried: {tried}",
         )
+
+
+def openers(spec: FormatSpec, kind: str) -> tuple[str, ...]:
+    """Return what a format declares to open calls, or thinking; nothing of one with a machine of its own."""
+    found: tuple[str, ...] = ()
+    if kind == "tool_parser" and spec.tools is not None:
+        found = spec.tools.start, *spec.tools.also, *spec.tools.starts, *spec.tools.bare
+    elif kind == "reasoning_parser" and spec.reasoning is not None:
+        found = spec.reasoning.start, *(start for start, _ in spec.reasoning.also)
+    return () if spec.machine is not None else tuple(filter(None, found))
 
 
 # Whether the events of a reply tell a consistent story of its tool calls.

@@ -466,3 +466,24 @@ def test_what_a_strangers_parser_changes_stays_its_own(dovetail_site: FakeSite) 
         None, template, ParserRequest(template_kwargs=arguments)
     )
     assert (tools, choice, arguments) == before
+
+
+@pytest.mark.parametrize(("opens", "is_right"), [("[[", True), ("[[f", True), ("<acme-do>", False), ("", True)])
+def test_the_kit_names_what_a_manifest_says_of_another_format(
+    opens: str, is_right: bool, dovetail_site: FakeSite
+) -> None:
+    """`opens` stays behind where a scaffold's format is changed, and `auto` looks for what no reply has."""
+    source = """
+from dataclasses import replace
+from dovetail.contracts import ToolFormat, ToolParser
+from dovetail.sdk.formats.json_calls import JsonCalls
+class T(ToolParser):
+    def extend(self, spec, tools): return replace(spec, tools=ToolFormat("[[", "]]", body=JsonCalls))
+"""
+    facts = {"tool_parser": {"acme-do": {"opens": opens, "clues": [{"all": ["[["], "score": 1.0}]}}}
+    group = {"dovetail.tool_parsers.v1": {"acme-do": "acme_do:T"}}
+    dovetail_site.add("acme-do", "1.0", group, {"acme_do.py": source}, facts)
+    report = check_class(conformance_class("tool_parser", "acme-do"), "test_auto_finds_it")
+    assert report.passed == is_right, report.text()
+    said = "its manifest says opens: '<acme-do>', and what it declares begins with '[['"
+    assert (said in report.text()) != is_right

@@ -144,7 +144,8 @@ class KernelBinder:
         device: Where the model is.
         captured: Whether steps may be recorded in a graph.
         peers: How many ranks may see each other's memory; 0: they share none.
-        trials: Says how sets are timed of which several serve an operation; None: not at all.
+        trials: Says how sets are timed of which several serve an operation, and where a package's are tried; None: not
+            at all.
         decided: What the first rank has bound; None: this is it, or the only one.
     """
 
@@ -303,6 +304,8 @@ class KernelBinder:
         for name in used:
             if name not in kernels:
                 kernels[name] = self._make(claims[name][0], ask)
+            if not claims[name][0].is_builtin:
+                self._attempt(ask, *claims[name], kernels[name])
             if self._captured and not claims[name][1].capturable:
                 self._uncapturable.append(f"{ask.place} by {name}")
         is_shared = OPS[ask.op].over_ranks and bool(served)
@@ -344,12 +347,15 @@ class KernelBinder:
     ) -> tuple[list[tuple[int, int, list[str]]], str]:
         """Return for numbers of rows in which order sets are taken, and the figures behind it, or "".
 
-        Sets that `auto` found are measured where their rows overlap; what they made is added to `kernels`, and why one
-        is not taken to `others`.
+        Sets that `--kernels` names come first. Those that `auto` found behind them are measured where their rows
+        overlap, if the named ones leave any; what they made is added to `kernels`, and why one is not taken to
+        `others`.
         """
         in_order = list(claims)
-        conflicts = [name for name in in_order if not claims[name][0].is_named]
-        if not overlap([claims[name][1].rows for name in conflicts]):
+        named = [name for name in in_order if claims[name][0].is_named]
+        conflicts = [name for name in in_order if name not in named]
+        left_over = assigned(ask.rows, [(name, claims[name][1]) for name in named])[1]
+        if not left_over or not overlap([claims[name][1].rows for name in conflicts]):
             return [(*ask.rows, in_order)], ""
         if self._decided is not None:
             return self._as_decided(ask, in_order)
@@ -365,7 +371,7 @@ class KernelBinder:
             self._refuse_conflicts(ask, conflicts, {name: claims[name][1] for name in conflicts})
             return [(*ask.rows, [name for name in in_order if name not in dict(others)])], ""
         others += found.figures.failed.items()
-        left = [name for name in in_order if name not in dict(others)]
+        left = [name for name in conflicts if name not in dict(others)]
         bands = [
             (first, last, [best, *(name for name in left if name != best)])
             for first, last, best in found.bands(ask.rows)
@@ -375,7 +381,7 @@ class KernelBinder:
         ratios = {name: found.ratio(name) / found.ratio(best) for name in losers}
         others += [(name, f"takes {ratio:.2f} times as long as {best}") for name, ratio in ratios.items()]
         logger.info("Kernels of %s: auto chose %s; measured, %s.", ask.place, shown(bands), found)
-        return bands, str(found)
+        return [(first, last, [*named, *names]) for first, last, names in bands], str(found)
 
     def _as_decided(self, ask: Ask, in_order: Sequence[str]) -> tuple[list[tuple[int, int, list[str]]], str]:
         """Return the order that the first rank has measured.
@@ -451,6 +457,13 @@ class KernelBinder:
         if OPS[ask.op].packs and not all(callable(getattr(made, name, None)) for name in ("keeps", "pack")):
             raise PluginError(f"{one.label}: make({ask.place}) returned {made!r}; give it keeps and pack: PackedKernel")
         return made
+
+    def _attempt(self, ask: Ask, one: LoadedSet, claim: Claim, kernel: Kernel) -> None:
+        """Refuse a kernel that does not do what its set claims."""
+        from dovetail.runtime.kernels.attempts import fault  # here: a start without a package's set needs none of it
+
+        if self._trials is not None and (found := fault(ask, Contender(*one[:3], claim, kernel), self._trials().place)):
+            raise PluginError(f"{one.label}: {found}; leave it out of {FLAG}, or report this to its author")
 
     def _rest(self, ask: Ask) -> tuple[str, Kernel]:
         """Return what computes an operation that no set serves."""

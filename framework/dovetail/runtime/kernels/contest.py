@@ -7,6 +7,7 @@ class of rows by itself, or for all of them where one kernel has to take all. Fi
 from __future__ import annotations
 
 import logging
+import math
 import platform
 import re
 import statistics
@@ -159,15 +160,15 @@ def _measure(ask: Ask, contenders: Sequence[Contender], trials: Trials, rows: Se
     figures, left = Figures({}), list(contenders)
     times: dict[str, list[float]] = {each.name: [] for each in contenders}
     for num in rows:
-        operands = _operands(ask, contenders, num, trials.place)
+        operands = operands_of(ask, contenders, num, trials.place)
         if operands is None:
             return None
         usual: list[Tensor] | None = None
         for each in tuple(left):
             try:
-                found = _results(ask, each, operands)
+                found = results_of(ask, each, operands)
                 usual = found if usual is None else usual
-                if not (distance := _distance(found, usual)) <= ALIKE:
+                if not (distance := distance_of(found, usual)) <= ALIKE:
                     figures.failed[each.name] = f"its result of {num} rows differs from the default's by {distance:.2g}"
                     left.remove(each)
                     continue
@@ -180,7 +181,7 @@ def _measure(ask: Ask, contenders: Sequence[Contender], trials: Trials, rows: Se
     return figures
 
 
-def _operands(ask: Ask, contenders: Sequence[Contender], rows: int, place: torch.device) -> list[Any] | None:
+def operands_of(ask: Ask, contenders: Sequence[Contender], rows: int, place: torch.device) -> list[Any] | None:
     """Return what the first set brings that has any."""
     for each in contenders:
         torch.manual_seed(SEED)
@@ -202,7 +203,7 @@ def _given(ask: Ask, contender: Contender, operands: Sequence[Any]) -> list[Any]
     return made
 
 
-def _results(ask: Ask, contender: Contender, operands: Sequence[Any]) -> list[Tensor]:
+def results_of(ask: Ask, contender: Contender, operands: Sequence[Any]) -> list[Tensor]:
     """Return what a call gives, and the operands that it changes."""
     given = _given(ask, contender, operands)
     found = contender.kernel(*given)
@@ -211,8 +212,8 @@ def _results(ask: Ask, contender: Contender, operands: Sequence[Any]) -> list[Te
     return [one for one in (*results, *changed) if isinstance(one, Tensor)]
 
 
-def _distance(found: Sequence[Tensor], usual: Sequence[Tensor]) -> float:
-    """Return how far results are apart, as a part of the default's; infinity where integers or shapes differ."""
+def distance_of(found: Sequence[Tensor], usual: Sequence[Tensor]) -> float:
+    """Return how far results are apart, as a part of the default's; infinity for NaN and other integers or shapes."""
     most = 0.0
     for mine, wanted in zip(found, usual, strict=True):
         if mine.shape != wanted.shape or mine.dtype != wanted.dtype:
@@ -221,7 +222,8 @@ def _distance(found: Sequence[Tensor], usual: Sequence[Tensor]) -> float:
             most = max(most, 0.0 if torch.equal(mine, wanted) else float("inf"))
             continue
         size = wanted.double().norm().clamp_min(1e-30)
-        most = max(most, float((mine.double() - wanted.double()).norm() / size))
+        own = float((mine.double() - wanted.double()).norm() / size)
+        most = float("inf") if math.isnan(own) else max(most, own)  # `max` passes NaN over
     return most
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -106,7 +106,7 @@ def check(settings: EngineSettings, plugins: LoadedPlugins, rank: Rank) -> Check
     captured = device_of(device).captures and not settings.disable_cuda_graph
     kernels = KernelBinder(
         load_sets(plugins), device_of(device).view, captured=captured, peers=rank.peers,
-        trials=partial(Trials.on, device_of(device)), decided=rank.decided,
+        trials=cache(partial(Trials.on, device_of(device))), decided=rank.decided,
     )  # fmt: skip
     chosen = _choose_attention(plugins, local, device, dtype, settings, rank, kernels)
     _check_speculator(plugins, config)

@@ -15,7 +15,7 @@ class SeparateReasoningRequest(RequestModel):
     """A finished output."""
 
     text: Text
-    reasoning_parser: Name | None = Field(None, description="A built-in parser. Default: the server's.")
+    reasoning_parser: Name | None = Field(None, description="A built-in parser or the server's. Default: the server's.")
     prompt_tail: Text | None = Field(
         None,
         description="Text of the chat template right before the output, such as `<think>`; decides its first section.",
@@ -27,7 +27,7 @@ class ParseFunctionCallRequest(RequestModel):
 
     text: Text
     tools: Annotated[list[Tool], Field(max_length=1024)] = Field(default_factory=list)
-    tool_call_parser: Name | None = Field(None, description="A built-in parser. Default: the server's.")
+    tool_call_parser: Name | None = Field(None, description="A built-in parser or the server's. Default: the server's.")
 
 
 class SeparatedReasoning(msgspec.Struct, frozen=True):

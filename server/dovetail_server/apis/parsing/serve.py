@@ -12,6 +12,7 @@ from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.plugins import Registry
+from dovetail.plugins.kinds import normalise
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
 from dovetail.sdk.formats.output import make_parser, parse_full
@@ -41,7 +42,7 @@ def separate_reasoning(text: Processor, request: SeparateReasoningRequest) -> by
     check_text(request.text, param="text")
     parser: ReasoningParser | None = text.reasoning
     if request.reasoning_parser is not None:
-        parser = built_in(text, "reasoning_parser", request.reasoning_parser)
+        parser = named(text, "reasoning_parser", request.reasoning_parser, text.reasoning)
     if parser is None:
         why = "the server uses no reasoning parser; name one in reasoning_parser"
         raise errors.unsupported("reasoning_parser", why)
@@ -62,7 +63,7 @@ def parse_calls(text: Processor, request: ParseFunctionCallRequest) -> bytes:
     check_text(request.text, param="text")
     parser: ToolParser | None = text.tools
     if request.tool_call_parser is not None:
-        parser = built_in(text, "tool_parser", request.tool_call_parser)
+        parser = named(text, "tool_parser", request.tool_call_parser, text.tools)
     if parser is None:
         why = "the server uses no tool-call parser; name one in tool_call_parser"
         raise errors.unsupported("tool_call_parser", why)
@@ -73,26 +74,36 @@ def parse_calls(text: Processor, request: ParseFunctionCallRequest) -> bytes:
     return encode(ParsedCalls(reply.content or "", calls))
 
 
-def built_in(text: Processor, kind: str, name: str) -> Any:
-    """Return a built-in parser by name. A request never makes the server import anybody else's code.
+def named(text: Processor, kind: str, name: str, own: Any) -> Any:
+    """Return a parser by name: a built-in one, or the server's `own`. A request never makes it import other code.
 
     Raises:
         RequestError: There is none of this name.
     """
-    registry = installed()
+    registry, planned = installed(), text.planned(kind)
     param = {"reasoning_parser": "reasoning_parser", "tool_parser": "tool_call_parser"}[kind]
     try:
         record = registry.resolve(kind, name)
     except PluginError:
         record = None
-    if record is None or not record.builtin:
-        known = ", ".join(sorted(r.name for r in registry.of_kind(kind) if r.builtin and r.usable))
-        raise RequestError(
-            f"{param} {name!r} is no built-in parser; possible: {known}", param=param, code="invalid_value"
+    if record is not None and record.builtin:
+        parser = import_planned(as_planned(record))()
+        bind = bound_reasoning if kind == "reasoning_parser" else bound_tools
+        return bind(parser, text.template)
+    if (
+        planned is not None
+        and own is not None
+        and (
+            name == planned.qualified
+            or normalise(kind, name) == normalise(kind, planned.name)
+            or (record is not None and record.qualified == planned.qualified)  # by an alias
         )
-    parser = import_planned(as_planned(record))()
-    bind = bound_reasoning if kind == "reasoning_parser" else bound_tools
-    return bind(parser, text.template)
+    ):
+        return own
+    mine = [] if planned is None else [planned.name]
+    known = ", ".join(sorted({*mine, *(r.name for r in registry.of_kind(kind) if r.builtin and r.usable)}))
+    why = f"{param} {name!r} is neither a built-in parser nor this server's own; possible: {known}"
+    raise RequestError(why, param=param, code="invalid_value")
 
 
 @cache

@@ -42,7 +42,7 @@ def _print_record(record: PluginRecord) -> None:
     lines = {
         "plugin": f"{record.kind} {record.name}",
         "package": f"{record.distribution} {record.version}",
-        "use it": f"{KINDS[record.kind].label} {record.name}",
+        "use it": KINDS[record.kind].usage(record.name),
         "also": ", ".join((*facts.aliases, record.qualified)),
         "state": record.state.value + (f": {record.reason}" if record.reason else ""),
         "API": str(record.api),

@@ -71,7 +71,7 @@ def values_for(kind: PluginKind, name: str) -> dict[str, str]:
         class_name = re.sub(r"ForCausalLM$", "", class_name)
     if keyword.iskeyword(class_name):
         class_name += "_"
-    usage = USAGE.get(kind.name, f"{kind.label} {{name}}").format(name=name)
+    usage = USAGE.get(kind.name, kind.usage(name)).format(name=name)
     has_facts, group = _has(f"{kind.name}.json"), '[project.entry-points."dovetail.manifest"]'
     return {
         "manifest": f'\n{group}\n{name} = "{module}_facts"\n' if has_facts else "",

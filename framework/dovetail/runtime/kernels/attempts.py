@@ -1,0 +1,64 @@
+"""Tries what a package's kernel set claims before weights are read: one call, held against what the operation means.
+
+Weights may take minutes to load, and a wrong kernel may serve for days unnoticed. The conformance kit compares every
+row and many widths; this call sees what no rounding explains.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from dovetail.contracts.kernels import OPS, Ask, meaning
+from dovetail.runtime.kernels.contest import Contender, distance_of, operands_of, results_of
+
+ROWS = 3
+MAX_NUMBERS = 1 << 26
+"""Product of an operation's widths: more would take memory and time beside a model that is about to be loaded."""
+WRONG = 0.1
+"""Of a result's norm. The kit allows a row 3e-2 in bfloat16."""
+
+
+def fault(ask: Ask, tried: Contender, place: torch.device) -> str:
+    """Return in a line what a kernel does other than it claims, "" where nothing was found or nothing can be tried.
+
+    An operation is not tried whose operands have to mean something and for which the set brings none, one over ranks,
+    and one whose widths need more than `MAX_NUMBERS`.
+    """
+    rows = min(max(ROWS, tried.claim.rows[0]), tried.claim.rows[1])
+    if rows < 1 or OPS[ask.op].over_ranks or prod(number for _, number in ask.dims) > MAX_NUMBERS:
+        return ""
+    what = f"it claims {ask.place} in {ask.dtype}, and a call of {rows} rows"
+    with torch.random.fork_rng([] if place.index is None else [place]), torch.inference_mode():
+        try:
+            if (operands := operands_of(ask, [tried], rows, place)) is None:
+                return ""
+            wanted = results_of(ask, tried._replace(kernel=meaning(ask)), operands)
+        except torch.OutOfMemoryError:
+            return ""
+        except Exception as error:  # a stranger's operands may be anything
+            return f"its trial of {ask.place} with {rows} rows cannot be computed: {_said(error)}"
+        try:
+            found = results_of(ask, tried, operands)
+        except torch.OutOfMemoryError:
+            return ""
+        except Exception as error:  # a stranger's kernel may raise anything
+            return f"{what} raises {_said(error)}"
+    if [_form(one) for one in found] != [_form(one) for one in wanted]:
+        return f"{what} returns {_forms(found)}; it is {_forms(wanted)}"
+    distance = distance_of(found, wanted)
+    return "" if distance <= WRONG else f"{what} differs from what it means by {distance:.2g} of its size"
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _forms(tensors: list[Tensor]) -> str:
+    return " and ".join(map(_form, tensors)) or "no tensor"
