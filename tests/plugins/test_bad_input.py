@@ -12,6 +12,7 @@ import pytest
 
 from dovetail.contracts.errors import PluginError
 from dovetail.demo import MODEL_DIR
+from dovetail.runtime.start import load
 from dovetail_server.cli import serve
 from dovetail_testing.engine import make_core
 from dovetail_testing.site import FakeSite
@@ -153,6 +154,23 @@ def test_import_error_in_the_engine(site: FakeSite) -> None:
         "attention_backend 'acme-fast' of acme 1.2: importing acme_backend raised ZeroDivisionError: division by zero; "
         "upgrade acme or report this to its author"
     )
+
+
+def test_a_kernel_that_does_not_do_what_its_set_claims(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is called before weights are read; the line names the operation, its widths and what comes of the call."""
+    source = """
+from dovetail.contracts import Claim, KernelSet
+class Liar(KernelSet):
+    devices = frozenset({"cpu"})
+    def serves(self, ask): return Claim(ask.rows) if ask.op == "rms_norm" else "no"
+    def make(self, ask): return lambda x, weight, eps: x[:, 1:]
+"""
+    site.add("acme", "1.2", {"dovetail.kernels.v1": {"liar": "liar:Liar"}}, {"liar.py": source})
+    monkeypatch.setattr(load, "load_checkpoint", lambda *given: pytest.fail("weights are read"))
+    for given in (["liar"], ["liar", "auto"]):
+        said = in_the_engine(kernels=given)
+        assert re.match(r"kernels 'liar' of acme 1\.2: it claims rms_norm H=\d+ in \w+, and a call of 3 rows ", said)
+        assert said.partition("\n")[0].endswith("; leave it out of --kernels, or report this to its author")
 
 
 @pytest.mark.parametrize(

@@ -208,3 +208,36 @@ def test_unknown_hooks_plugin(registry: Registry) -> None:
     """An unknown name given to --plugin is refused like any other."""
     with pytest.raises(PluginError, match=r"--plugin .acne.: not installed; installed: acme; did you mean acme"):
         make_plan(registry, hooks=["acne"])
+
+
+def test_errors_name_the_flag_that_was_given(registry: Registry) -> None:
+    """Of a kind that several flags name, too."""
+    with pytest.raises(PluginError, match=r"^--model-impl 'nope': not installed; installed: Qwen3ForCausalLM; to add"):
+        make_plan(registry, model="Qwen3ForCausalLM", model_impl="nope")
+    with pytest.raises(PluginError, match=r"^architecture 'Other': not installed"):
+        make_plan(registry, model="Other", model_impl="dovetail")
+    with pytest.raises(PluginError, match=r"^--decode-attention-backend 'nope': not installed"):
+        make_plan(registry, decode_attention_backend="nope")
+
+
+def test_auto_stands_behind_names(site: FakeSite) -> None:
+    """Of a kind that has any number: what is named comes first and is not taken twice, and a hook is asked."""
+    kernels = {"dovetail.kernels.v1": {name: f"a:{name}" for name in ("one", "two", "other")}}
+    fits = {"matches": {"device": ["cpu"]}}
+    site.add("acme", "1.0", kernels, manifest={"kernels": {"one": fits, "two": fits}})
+    found = Registry.scan(path=[str(site.root)])
+
+    def planned(*given: str, **more: object) -> list[tuple[str, bool]]:
+        plan = make_plan(found, device="cpu", kernels=given, **more)  # type: ignore[arg-type]  # two kinds of values
+        return [(each.name, each.requested) for each in plan.of_kind("kernels")]
+
+    assert planned("auto") == [("one", False), ("two", False)]
+    assert planned("other", "auto") == [("other", True), ("one", False), ("two", False)]
+    assert planned("two", "auto") == [("two", True), ("one", False)]
+    assert planned("one", "auto", select=lambda kind, facts: "other") == [
+        ("one", True), ("other", False), ("two", False),
+    ]  # fmt: skip
+    assert planned("plain") == []
+    for wrong, said in (("auto,one", "give one,auto"), ("plain,auto", "'plain' stands alone")):
+        with pytest.raises(PluginError, match=said):
+            planned(*wrong.split(","))

@@ -97,6 +97,12 @@ def test_a_device_of_a_package_is_asked_without_torch(dovetail_site: FakeSite) -
     assert check_device(registry, "acme:acme") == "acme:acme"
     with pytest.raises(PluginError, match="--device 'zork': not installed; installed: acme, cpu"):
         check_device(registry, "zork")
+    with pytest.raises(
+        ConfigError, match="--device 'acme:1': a device's name has no number; give --device acme; --dev"
+    ):
+        check_device(registry, "acme:1")
+    with pytest.raises(PluginError, match="--device 'zork:1': not installed"):
+        check_device(registry, "zork:1")
 
 
 def test_a_device_of_a_package_that_is_absent(dovetail_site: FakeSite) -> None:

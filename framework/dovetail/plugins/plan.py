@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
@@ -160,7 +161,9 @@ def make_plan(
         if name is not None and kind == "model":
             name = model_plugin(registry, name, model_impl, device)
         if name is not None:
-            planned.append(by_name(registry, kind, name, device, options or {}, method))
+            is_named = kind == "model" and model_impl not in (AUTO, OWN)
+            with _naming(kind, "--model-impl" if is_named else row.label):
+                planned.append(by_name(registry, kind, name, device, options or {}, method))
         wanted = tuple(dict.fromkeys(lists.get(kind, ())))
         if wanted != (row.without,):
             planned += _in_order(registry, row, wanted, facts, select, options or {})
@@ -304,12 +307,19 @@ def _half(
     registry: Registry, use: str, name: str, device: str, options: Mapping[str, Mapping[str, Any]]
 ) -> PlannedPlugin:
     """Plan the attention backend of one half of the work; errors name that half's flag."""
-    try:
-        found = by_name(registry, "attention_backend", name, device, options)
-    except PluginError as error:
-        label = KINDS["attention_backend"].label
-        raise PluginError(str(error).replace(label, label.replace("--", f"--{use}-"), 1)) from None
+    kind = KINDS["attention_backend"]
+    with _naming(kind.name, kind.label.replace("--", f"--{use}-")):
+        found = by_name(registry, kind.name, name, device, options)
     return msgspec.structs.replace(found, use=use)
+
+
+@contextmanager
+def _naming(kind: str, flag: str) -> Iterator[None]:
+    """Name the flag that was given, in errors about a plugin of a kind, in place of the kind's own."""
+    try:
+        yield
+    except PluginError as error:
+        raise PluginError(str(error).replace(KINDS[kind].label, flag, 1)) from None
 
 
 def _planned(

@@ -43,9 +43,13 @@ def check_device(registry: Registry, name: str) -> str:
     """Return the device of `--device`; for `auto` the host where there surely is no other, else `auto`.
 
     Raises:
-        ConfigError: It surely is not here.
+        ConfigError: It surely is not here, or its name has a number behind it, as torch writes devices.
         PluginError: See `installed`.
     """
+    kind, _, number = name.partition(":")
+    if number.isdecimal() and kind in registry.names(KIND):
+        text = f"--device {name!r}: a device's name has no number; give --device {kind}"
+        raise ConfigError(f"{text}; --devices {number} chooses one of several")
     found = installed(registry, name)
     if name == AUTO:
         return AUTO if any(not cls.is_host and cls.surely_absent() is None for _, cls in found) else HOST
