@@ -17,7 +17,7 @@ from dovetail.contracts.device import Device, DeviceView
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kernels import OPS, Ask, Claim, KernelSet, make_ask, meaning
 from dovetail.messages import KernelUse
-from dovetail.runtime.kernels.attempts import MAX_NUMBERS
+from dovetail.runtime.kernels.attempts import FREE, MAX_NUMBERS
 from dovetail.runtime.kernels.binding import Bands, KernelBinder, LoadedSet
 from dovetail.runtime.kernels.contest import TRIAL_ROWS, Trials
 from dovetail.runtime.start import check
@@ -236,8 +236,18 @@ def test_a_set_that_cannot_do_what_it_claims_is_refused(case: str) -> None:
         assert "\n" not in said
 
 
+class Wide(Plain):
+    """Returns anything."""
+
+    def make(self, ask: Ask) -> Any:
+        return lambda *given: None
+
+
 def test_what_cannot_be_tried_is_bound() -> None:
-    """A set without operands, widths that are too large, no rows at all, too little memory; and what is built in."""
+    """A set without operands, widths that are too large, no rows at all, too little memory; and what is built in.
+
+    Nor is an operation held against its meaning that leaves something of its result to the kernel.
+    """
 
     def full(*given: Any) -> Any:
         raise torch.OutOfMemoryError
@@ -246,6 +256,9 @@ def test_what_cannot_be_tried_is_bound() -> None:
     untried = (Does(no_library, None), NORM), (Does(no_library), wide), (Does(no_library, rows=(0, 0)), NORM)
     for one, ask in (*untried, (Does(full), NORM)):
         bound(MadeUp(num_rows=0), one).bind(ask)
+    rows = make_ask("latent_rows", VIEW, "float32", {"R": 8, "D": 4}, {})
+    assert rows.op in FREE & MADE
+    bound(MadeUp(num_rows=0), Wide("latent_rows")).bind(rows)
     loaded = [LoadedSet("a", "a", Does(no_library), False, is_builtin=True)]
     KernelBinder(loaded, VIEW, trials=lambda: Trials(CPU, "", MadeUp(num_rows=0))).bind(NORM)
 

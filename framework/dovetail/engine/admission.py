@@ -237,10 +237,8 @@ class Admission:
 
     def _try(self, request: EngineRequest) -> AdmissionAnswer:
         """Move a waiting request to `running` if it may begin now."""
-        if request.in_flight:
-            return (
-                AdmissionAnswer.LATER
-            )  # retracted with a token on its way, which belongs to what is to be computed again
+        if request.in_flight:  # retracted with a token on its way, which belongs to what is to be computed again
+            return AdmissionAnswer.LATER
         if self._num_deferred >= MAX_MATCHED and self._first_page(request) in self._deferred:
             return AdmissionAnswer.LATER
         if not self._may_fit(request):

@@ -19,16 +19,19 @@ MAX_NUMBERS = 1 << 26
 """Product of an operation's widths: more would take memory and time beside a model that is about to be loaded."""
 WRONG = 0.1
 """Of a result's norm. The kit allows a row 3e-2 in bfloat16."""
+FREE = frozenset({"draw_adjusted", "latent_rows", "norm_route", "route"})
+"""Operations whose kernels may leave a part of a result as it is, or order it as they like: the kit knows how."""
 
 
 def fault(ask: Ask, tried: Contender, place: torch.device) -> str:
     """Return in a line what a kernel does other than it claims, "" where nothing was found or nothing can be tried.
 
-    An operation is not tried whose operands have to mean something and for which the set brings none, one over ranks,
-    and one whose widths need more than `MAX_NUMBERS`.
+    Not tried is an operation over ranks, one of `FREE`, one whose widths need more than `MAX_NUMBERS`, and one whose
+    operands have to mean something where the set brings none.
     """
     rows = min(max(ROWS, tried.claim.rows[0]), tried.claim.rows[1])
-    if rows < 1 or OPS[ask.op].over_ranks or prod(number for _, number in ask.dims) > MAX_NUMBERS:
+    is_large = prod(number for _, number in ask.dims) > MAX_NUMBERS
+    if rows < 1 or is_large or OPS[ask.op].over_ranks or ask.op in FREE:
         return ""
     what = f"it claims {ask.place} in {ask.dtype}, and a call of {rows} rows"
     with torch.random.fork_rng([] if place.index is None else [place]), torch.inference_mode():
@@ -42,13 +45,14 @@ def fault(ask: Ask, tried: Contender, place: torch.device) -> str:
             return f"its trial of {ask.place} with {rows} rows cannot be computed: {_said(error)}"
         try:
             found = results_of(ask, tried, operands)
+            forms = [_forms(each) for each in (found, wanted)]
+            distance = distance_of(found, wanted) if forms[0] == forms[1] else 0.0
         except torch.OutOfMemoryError:
             return ""
-        except Exception as error:  # a stranger's kernel may raise anything
+        except Exception as error:  # a stranger's kernel may raise anything, on a device when its result is read
             return f"{what} raises {_said(error)}"
-    if [_form(one) for one in found] != [_form(one) for one in wanted]:
-        return f"{what} returns {_forms(found)}; it is {_forms(wanted)}"
-    distance = distance_of(found, wanted)
+    if forms[0] != forms[1]:
+        return f"{what} returns {forms[0]}; it is {forms[1]}"
     return "" if distance <= WRONG else f"{what} differs from what it means by {distance:.2g} of its size"
 
 
@@ -56,9 +60,6 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def _form(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
 def _forms(tensors: list[Tensor]) -> str:
-    return " and ".join(map(_form, tensors)) or "no tensor"
+    each = (f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in tensors)
+    return " and ".join(each) or "no tensor"
