@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.contracts.errors import PluginError
+from dovetail.contracts.errors import PluginError, said
 from dovetail.demo import MODEL_DIR
 from dovetail.runtime.start import load
 from dovetail_server.cli import serve
@@ -156,6 +156,35 @@ def test_import_error_in_the_engine(site: FakeSite) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        (
+            "ctx.operation('super_norm', H=8)",
+            r"operation 'super_norm': unknown; possible: rms_norm, .* \(while {who} is built",
+        ),
+        (
+            "ctx.operation('rms_norm', F=8)",
+            r"operation 'rms_norm': widths \['F'\] were given, .* \(while {who} is built",
+        ),
+        ("object()", r"{who}: build\(\) returned object; return a torch\.nn\.Module \("),
+    ],
+)
+def test_a_model_that_asks_for_what_is_not_there(site: FakeSite, body: str, wanted: str) -> None:
+    """An operation that no table has, widths that it does not have, or no module: the line names the package."""
+    source = f"""
+from dovetail_models.qwen3 import Qwen3
+class Model(Qwen3):
+    @classmethod
+    def build(cls, config, ctx): return {body}
+"""
+    site.add("acme", "1.2", {"dovetail.models.v1": {"acme-any": "acme_model:Model"}}, {"acme_model.py": source})
+    who = r"model 'acme-any' of acme 1\.2"
+    with pytest.raises(PluginError) as caught:
+        make_core(MODEL_DIR, model_impl="acme-any")
+    assert re.match(wanted.format(who=who), said(caught.value))
+
+
 def test_a_kernel_that_does_not_do_what_its_set_claims(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is called before weights are read; the line names the operation, its widths and what comes of the call."""
     source = """
@@ -168,9 +197,9 @@ class Liar(KernelSet):
     site.add("acme", "1.2", {"dovetail.kernels.v1": {"liar": "liar:Liar"}}, {"liar.py": source})
     monkeypatch.setattr(load, "load_checkpoint", lambda *given: pytest.fail("weights are read"))
     for given in (["liar"], ["liar", "auto"]):
-        said = in_the_engine(kernels=given)
-        assert re.match(r"kernels 'liar' of acme 1\.2: it claims rms_norm H=\d+ in \w+, and a call of 3 rows ", said)
-        assert said.partition("\n")[0].endswith("; leave it out of --kernels, or report this to its author")
+        line = in_the_engine(kernels=given)
+        assert re.match(r"kernels 'liar' of acme 1\.2: it claims rms_norm H=\d+ in \w+, and a call of 3 rows ", line)
+        assert line.endswith("; leave it out of --kernels, or report this to its author")
 
 
 @pytest.mark.parametrize(

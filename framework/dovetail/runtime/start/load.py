@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,6 +16,7 @@ from dovetail.contracts.errors import PluginError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.ranks import PeerMemory
+from dovetail.plugins.loader import describe
 from dovetail.runtime.checkpoint.weights import fill, load_checkpoint
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.start.check import Checked
@@ -56,9 +59,11 @@ def load(checked: Checked) -> LoadedModel:
         batch_invariant=checked.settings.batch_invariant, kernels=checked.kernels,
     )  # fmt: skip
     with checked.memory.loading(), torch.inference_mode():
-        model = checked.plugin.build(checked.config, ctx)
+        label = describe(checked.plugins.plan.of_kind("model")[0])
+        with _built(label):
+            model = checked.plugin.build(checked.config, ctx)
         if not isinstance(model, nn.Module):
-            raise PluginError(f"model {checked.config.architecture}: build() must return a torch.nn.Module")
+            raise PluginError(f"{label}: build() returned {type(model).__name__}; return a torch.nn.Module")
         dtype = str(checked.dtype).removeprefix("torch.")
         step = bind_step(checked.kernels, checked.config, dtype, invariant=checked.settings.batch_invariant)
         checked.kernels.freeze()
@@ -74,6 +79,16 @@ def load(checked: Checked) -> LoadedModel:
             load_checkpoint(model, checked.plugin.weight_map(checked.config), checked.checkpoint)
     threads = step_threads(checked, size) if is_host else None
     return LoadedModel(model=model, weight_bytes=size, step=step, threads=threads)
+
+
+@contextmanager
+def _built(label: str) -> Iterator[None]:
+    """Note in errors of operations, which know no plugin, whose model asks for them."""
+    try:
+        yield
+    except PluginError as error:
+        error.add_note(f"while {label} is built")
+        raise
 
 
 def bound_primitive_caches() -> None:
