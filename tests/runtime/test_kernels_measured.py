@@ -237,10 +237,35 @@ def test_a_set_that_cannot_do_what_it_claims_is_refused(case: str) -> None:
 
 
 class Wide(Plain):
-    """Returns anything."""
+    """Returns nothing."""
 
     def make(self, ask: Ask) -> Any:
         return lambda *given: None
+
+    def trial(self, ask: Ask, rows: int, device: torch.device) -> Any:
+        return [torch.zeros(rows, 4), None, 1.0]
+
+
+def test_what_a_caller_writes_is_not_compared() -> None:
+    """The first R of queries of `latent_rows` may hold anything; the others may not."""
+    ask = make_ask("latent_rows", VIEW, "float32", {"R": 8, "D": 4}, {})
+
+    class Rows(Plain):
+        def __init__(self, at: int) -> None:
+            super().__init__("latent_rows")
+            self.at = at
+
+        def make(self, ask: Ask) -> Any:
+            def kernel(*given: Any) -> Any:
+                queries, rows = meaning(ask)(*given)
+                queries[..., self.at] = float("nan")
+                return queries, rows
+
+            return kernel
+
+    bound(MadeUp(num_rows=0), Rows(7)).bind(ask)
+    with pytest.raises(PluginError, match="latent_rows R=8 D=4 in float32, and a call of 3 rows differs"):
+        bound(MadeUp(num_rows=0), Rows(8)).bind(ask)
 
 
 def test_what_cannot_be_tried_is_bound() -> None:
@@ -256,9 +281,9 @@ def test_what_cannot_be_tried_is_bound() -> None:
     untried = (Does(no_library, None), NORM), (Does(no_library), wide), (Does(no_library, rows=(0, 0)), NORM)
     for one, ask in (*untried, (Does(full), NORM)):
         bound(MadeUp(num_rows=0), one).bind(ask)
-    rows = make_ask("latent_rows", VIEW, "float32", {"R": 8, "D": 4}, {})
-    assert rows.op in FREE & MADE
-    bound(MadeUp(num_rows=0), Wide("latent_rows")).bind(rows)
+    route = make_ask("route", VIEW, "float32", {}, {"routing": None, "dtype": torch.float32})
+    assert route.op in FREE
+    bound(MadeUp(num_rows=0), Wide("route")).bind(route)
     loaded = [LoadedSet("a", "a", Does(no_library), False, is_builtin=True)]
     KernelBinder(loaded, VIEW, trials=lambda: Trials(CPU, "", MadeUp(num_rows=0))).bind(NORM)
 

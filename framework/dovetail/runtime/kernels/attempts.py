@@ -19,7 +19,7 @@ MAX_NUMBERS = 1 << 26
 """Product of an operation's widths: more would take memory and time beside a model that is about to be loaded."""
 WRONG = 0.1
 """Of a result's norm. The kit allows a row 3e-2 in bfloat16."""
-FREE = frozenset({"draw_adjusted", "latent_rows", "norm_route", "route"})
+FREE = frozenset({"draw_adjusted", "norm_route", "route"})
 """Operations whose kernels may leave a part of a result as it is, or order it as they like: the kit knows how."""
 
 

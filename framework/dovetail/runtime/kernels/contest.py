@@ -209,6 +209,8 @@ def results_of(ask: Ask, contender: Contender, operands: Sequence[Any]) -> list[
     found = contender.kernel(*given)
     changed = [one for name, one in zip(OPS[ask.op].operands, given, strict=True) if name in OPS[ask.op].changes]
     results = found if isinstance(found, tuple) else (found,)
+    if ask.op == "latent_rows" and len(results) == 2:  # the first R of queries are its caller's to write
+        results = results[0][..., ask.dim("R") :], results[1]
     return [one for one in (*results, *changed) if isinstance(one, Tensor)]
 
 
