@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from test_scheduler import World
 
+from dovetail.contracts.cache import FULL, Recurrent
 from dovetail.engine import media
 from dovetail.engine.media import RequestMedia, TowerSchedule, fault, keyed
 from dovetail.messages.media import MediaSpan
@@ -208,3 +210,37 @@ def test_a_submit_with_images_travels() -> None:
     """Packed and unpacked, a span of a message is what it was."""
     one = span(3, 4, first=2)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(one), type=MediaSpan) == one
+
+
+@pytest.mark.parametrize("both_ways", [True, False])
+def test_others_use_what_a_chunk_before_an_image_leaves(both_ways: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk is shortened before an image that is too much for the step; the next request's chunk fills the step."""
+    world = World(num_pages=60, max_prefill_tokens=20)
+    first, second = world.add(list(range(60)), 1), world.add(list(range(100, 160)), 1)
+    if both_ways:
+        first.media = RequestMedia((span(5, 30),), range(60), is_cut=False)
+    else:
+        monkeypatch.setattr(media, "MAX_STEP_PATCHES", 30)
+        monkeypatch.setattr(media, "MIN_IMAGE_PATCHES", 1)
+        world.scheduler.tower = TowerSchedule(8)
+        first.media = RequestMedia((span(0, 5), span(5, 30, name=2)), range(60))
+    steps = [[(chunk.request, chunk.num_new) for chunk in world.step().chunks] for _ in range(2)]
+    assert steps[0] == [(first, 5), (second, 15)]
+    assert steps[1][0] == (first, 30 if both_ways else 20)
+    world.drain()
+    assert world.done == [first, second] or world.done == [second, first]
+
+
+def test_a_chunk_before_an_image_gets_on_beside_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that may have no second image computes what is before it, also within what states fold at once."""
+    monkeypatch.setattr(media, "MAX_STEP_PATCHES", 30)
+    monkeypatch.setattr(media, "MIN_IMAGE_PATCHES", 1)
+    world = World(num_pages=60, max_prefill_tokens=32, reaches=(FULL, Recurrent(16)))
+    world.scheduler.tower = TowerSchedule(8)
+    first, second = world.add(list(range(60)), 1), world.add(list(range(100, 160)), 1)
+    first.media = RequestMedia((span(0, 5), span(5, 30, name=2)), range(60))
+    steps = [[(chunk.request, chunk.num_new) for chunk in world.step().chunks] for _ in range(2)]
+    assert steps[0] == [(first, 5), (second, 16)]
+    assert steps[1][0] == (first, 27)
+    world.drain()
+    assert len(world.done) == 2

@@ -200,7 +200,7 @@ class Admission:
         if request.waiting_for_grammar and self._pages.states.groups:
             wanted = request.num_pending - 1  # a state that has taken a token in does not take it in again
         num = min(wanted, self._budget) if self._limits.cut_prompts else wanted
-        is_cut = 0 < num < wanted
+        allowed = num
         if request.media is not None and num > 0:
             # An image that no step has room for is computed alone: by the first chunk of a step.
             num = request.media.uncut(request.computed_len, num, num if self._plan.chunks else wanted)
@@ -208,9 +208,7 @@ class Admission:
             num = tower.fit(request.media, request.computed_len, num, self._plan)
         if 0 < num < wanted:
             aligned = self._pages.states.aligned(request.computed_len, num, self._limits.max_prefill_tokens)
-            num = aligned if is_cut else aligned or num  # one that ends before an image must get on
-            if is_cut:
-                self._budget = max(num, 0)  # the remaining budget is below any request's next chunk
+            num = aligned or (num if num < allowed else 0)  # one that ends before an image must get on
         if request.media is not None and num > 0:
             room = self._pages.num_fitting(request, num)
             num = request.media.uncut(request.computed_len, room, room)
