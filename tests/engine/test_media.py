@@ -88,7 +88,7 @@ def test_right_spans_are_taken() -> None:
         span(6, 2, name=3, grid=(1, 1, 4)),
         span(8, 2, name=3, first=2, grid=(1, 1, 4)),
     ]
-    assert fault(spans, 10, 8) is None
+    assert fault(spans, 10, 16) is None
     assert fault(spans, 10, 0) == "the model reads text only, and the prompt has images"
 
 

@@ -111,17 +111,23 @@ PREPROCESSOR: dict[str, dict[str, Any]] = {
 ODD = ((28, 28), (57, 91), (200, 31), (143, 143))
 
 
-def make_vl(folder: Path, kind: str = "qwen2_5_vl", vision: Mapping[str, Any] = {}, **changes: Any) -> Any:
-    """Write a random checkpoint with both configurations, changed so; return transformers' model."""
-    from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
+def config_of(kind: str, vision: Mapping[str, Any], **changes: Any) -> Any:
+    """Return transformers' configuration of a tiny model, changed so."""
+    from transformers import CONFIG_MAPPING
 
-    torch.manual_seed(0)
     text = {**SIZES, **TEXT[kind], "max_position_embeddings": 1024, **changes}
-    others = OTHERS.get(kind, TOKENS)
     vision = {**VISION[kind], **vision}
     if "out_hidden_size" in vision:
         vision["out_hidden_size"] = text["hidden_size"]
-    config = CONFIG_MAPPING[kind](text_config=text, vision_config=vision, **others)
+    return CONFIG_MAPPING[kind](text_config=text, vision_config=vision, **OTHERS.get(kind, TOKENS))
+
+
+def make_vl(folder: Path, kind: str = "qwen2_5_vl", vision: Mapping[str, Any] = {}, **changes: Any) -> Any:
+    """Write a random checkpoint with both configurations, changed so; return transformers' model."""
+    from transformers import AutoModelForImageTextToText
+
+    torch.manual_seed(0)
+    config = config_of(kind, vision, **changes)
     made = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
     perturb(made)
     if kind.startswith("gemma"):

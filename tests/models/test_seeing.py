@@ -269,6 +269,21 @@ def test_an_image_that_is_gone_ends_its_request(model: tuple[Path, Any], tmp_pat
     ]
 
 
+def test_an_image_has_a_limit(model: tuple[Path, Any], tmp_path: Path) -> None:
+    """An image of as many patches as are planned for is served, one of a patch more ends with the numbers."""
+    folder, theirs = model
+    prompts, parts = Prompts(folder, tmp_path / "files"), [picture(200, 31), TEXTS[1]]
+    submit = prompts.submit(parts)
+    num = submit.media[0].num_patches
+    for limit in (num + 1, num):
+        [found] = serve(folder, [submit], max_image_patches=limit)
+        assert tokens(found) == reference(theirs, parts, submit)
+    [found] = serve(folder, [submit], max_image_patches=num - 1)
+    finish = found[-1].finish
+    assert finish is not None
+    assert finish.message == f"an image has {num} patches; at most {num - 1} are possible here"
+
+
 def test_text_alone_is_served_without_a_tower(model: tuple[Path, Any], tmp_path: Path) -> None:
     """With `--processor none` no tower is loaded, text is as before, and an image is refused with the reason."""
     folder, theirs = model

@@ -18,7 +18,7 @@ from dovetail.base.settings import EngineSettings
 from dovetail.cache.pool import KVCache
 from dovetail.client.launch import make_engine
 from dovetail.contracts.cache import CacheTensor, Recurrent, Window
-from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig, dense_layers
+from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig, VisionPart, dense_layers
 from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.messages import SamplerParams, Submit
 from dovetail.plugins import Registry, load, make_plan
@@ -495,3 +495,36 @@ def test_more_tensors_than_any_model_has_are_refused(tmp_path: Path, monkeypatch
         opened.truncate(MAX_HEADER_BYTES + 100)
     with pytest.raises(ModelError, match="claims a header of 67,108,865 bytes"):
         headers_of(tmp_path, WeightFiles([long]))
+
+
+SEES = replace(
+    LLAMA_8B,
+    vision=VisionPart(embed_id=1, patches_per_token=4, width=1280, tensors="x", patch_numbers=13_000, other_numbers=9),
+)
+
+
+def test_the_largest_image_is_part_of_the_plan() -> None:
+    """As many patches as are served at most: what the tower holds for these is not the cache's."""
+    room = LLAMA_8B.max_position_embeddings * 4
+    for asked, most in ((None, room), (room + 1, room), (room, room), (room - 1, room - 1), (65_536, 65_536)):
+        assert planned(config=SEES, max_image_patches=asked).image_patches == most
+    assert planned(config=SEES, context_length=1000).image_patches == 4000
+    few, many = (planned(config=SEES, max_image_patches=num, max_total_tokens=9000) for num in (8192, 65_536))
+    kept = 65_536 // 4 * SEES.hidden_size * 2 - (256 << 20)
+    assert many.image_bytes - few.image_bytes == 2 * 13_000 * (65_536 - 8192) + max(0, kept)
+    assert few.free_bytes - many.free_bytes == many.image_bytes - few.image_bytes
+    rows = [row for row in rows_of(many) if row[0] == "images"]
+    assert rows == [("images", gib(many.image_bytes), "estimated for images of up to 65,536 patches")]
+    tight = [planned(gpu(24), config=SEES, max_image_patches=num) for num in (8192, 119_716)]
+    assert tight[1].kv_bytes < tight[0].kv_bytes
+    assert tight[1].free_bytes >= 0
+
+
+def test_images_without_room_or_tower_are_named() -> None:
+    """A plan that images leave no room says so, with the flag; a text model takes no such flag."""
+    assert "--max-image-patches 5: LlamaForCausalLM reads text only; leave it out" in refused(max_image_patches=5)
+    with pytest.raises(ConfigError, match=r"images of up to 400,000 patches 1\d\.\d\d GiB.* or --max-image-patches"):
+        planned(gpu(24), config=SEES, max_image_patches=400_000)
+    note = planned(config=SEES, mem_fraction_static=0.99, max_image_patches=65_536).notes[0]
+    assert "for activations, images and graphs" in note
+    assert note.endswith("lower it or --chunked-prefill-size or --max-image-patches (65536)")

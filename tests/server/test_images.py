@@ -97,6 +97,22 @@ def test_an_image(server: SeeingHarness) -> None:
     server.eventually(lambda: files_in(server) == [])
 
 
+def test_an_image_of_too_many_patches(seeing_folder: Path) -> None:
+    """Beyond `--max-image-patches` a request gets 400 with what is possible; an image of as many is served."""
+    server = SeeingHarness(seeing_folder, context_len=4096, max_image_patches=32)
+    try:
+        server.engine.script = lambda submit: server.tokenizer.encode("A cat", add_special_tokens=False)
+        assert ask(server, part(data_url(png(112, 56)))).status_code == 200
+        refused = ask(server, text("What is"), part(data_url(png(140, 56))))
+        assert refused.status_code == 400
+        error = refused.json()["error"]
+        assert (error["code"], error["param"]) == ("image_too_large", "messages[0].content[1]")
+        assert "an image of 140 x 56 pixels has 40 patches for this model; possible: 32" in error["message"]
+        assert "shrink it to" in error["message"]
+    finally:
+        server.close()
+
+
 def test_the_server_says_whether_its_model_sees(server: SeeingHarness, harness: Harness) -> None:
     """How many images a request may have, or why none; llama.cpp's name for it says the same."""
     for each, most, why in ((server, 3, None), (harness, 0, "this model is served for text only")):

@@ -54,6 +54,10 @@ class Square(ImageProcessor):
         patches = pixels.reshape(num, self.patch, num, self.patch, 3).swapaxes(1, 2)
         return {"patches": np.ascontiguousarray(patches).reshape(num**2, -1)}
 
+    def max_patches(self) -> int:
+        """Return the patches of the square, which all images have."""
+        return (self.side // self.patch) ** 2
+
     def fingerprint(self) -> str:
         """Say what the arrays depend on."""
         return f"square {self.side} {self.patch}"

@@ -288,6 +288,13 @@ class EngineSettings(BaseModel):
         "`none`: text only, without the vision tower.",
         json_schema_extra=flag(),
     )
+    max_image_patches: int | None = Field(
+        None,
+        ge=1,
+        description="Maximum patches of one image, for which the vision tower's memory is planned; a larger image gets "
+        "400. Default: what the image processor and --context-length allow.",
+        json_schema_extra=flag(),
+    )
     speculator: Annotated[str | None, BeforeValidator(none_word)] = Field(
         None,
         description="Speculative decoding plugin. It drafts tokens, and the model verifies several per step; the "

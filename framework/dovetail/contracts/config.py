@@ -67,6 +67,9 @@ class VisionPart:
         tensors: Regular expression of the whole names of its tensors in a checkpoint.
         span_tokens: Most tokens of an image side by side, where layers have `spans`: a step computes them together. 0:
             chunks may end within images.
+        patch_numbers: Numbers that `encode` holds at its peak for each patch of an image, its output included; one of
+            four bytes counts as two. 0: 16 times `width`. The memory plan counts them for the largest image.
+        other_numbers: Numbers that it holds beside them however large an image is: of what is computed in pieces.
     """
 
     embed_id: int
@@ -75,6 +78,8 @@ class VisionPart:
     tensors: str
     num_added: int = 0
     span_tokens: int = 0
+    patch_numbers: int = 0
+    other_numbers: int = 0
 
 
 Mixer = Literal["kv", "latent"]

@@ -106,6 +106,14 @@ class ImageProcessor(Configurable, ABC):
             RequestError: As of `layout`.
         """
 
+    def max_patches(self) -> int | None:
+        """Return the maximum of patches that `layout` gives an image of any size; None: it has no bound of its own.
+
+        The memory plan counts the vision tower for such an image, or for one that fills the context length. A number
+        that is too small ends a request with a larger image.
+        """
+        return None
+
     @abstractmethod
     def fingerprint(self) -> str:
         """Return a text that differs where `process` would return other arrays for an image: its options' values."""

@@ -292,7 +292,7 @@ class EngineCore:
         elif not self._knows(message.prompt_ids):
             why = "the prompt holds a token id outside the vocabulary"
         elif message.media:
-            why = fault(message.media, request.num_prompt, self._info.image_token_bytes)
+            why = fault(message.media, request.num_prompt, self._info.max_image_patches)
         if why is not None:
             self._ended.append(ending(request, Finish("abort", None, why)))
             return

@@ -87,9 +87,12 @@ def keyed(prompt: Sequence[int], spans: Sequence[MediaSpan], secret: bytes) -> a
     return ids
 
 
-def fault(spans: Sequence[MediaSpan], num_prompt: int, image_token_bytes: int) -> str | None:
-    """Return why an engine cannot take images as a message has them; None if it can."""
-    if not image_token_bytes:
+def fault(spans: Sequence[MediaSpan], num_prompt: int, max_patches: int) -> str | None:
+    """Return why an engine cannot take images as a message has them; None if it can.
+
+    `max_patches` are those of the largest image for which there is memory; 0: the model reads text only.
+    """
+    if not max_patches:
         return "the model reads text only, and the prompt has images"
     ends = [0, *(span.start + span.num for span in spans)]
     starts = [*(span.start for span in spans), num_prompt]
@@ -103,6 +106,8 @@ def fault(spans: Sequence[MediaSpan], num_prompt: int, image_token_bytes: int) -
             return f"an image has {num} embeddings, and tokens for {span.first} to {end} after {done}"
         if len(span.digest) != DIGEST_BYTES or span.num_patches < 1:
             return f"an image has a digest of {len(span.digest)} bytes and {span.num_patches} patches"
+        if span.num_patches > max_patches:
+            return f"an image has {span.num_patches} patches; at most {max_patches} are possible here"
         done, last = end % num, (span.digest, span.grid)
     return f"of the last image, {done} embeddings have tokens, and the others none" if done else None
 

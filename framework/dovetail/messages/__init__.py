@@ -337,6 +337,8 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     """Scores that it gives a text; 0: it is no classifier."""
     pool: Pool = "last"
     """Which hidden state stands for a text where the checkpoint's files do not say."""
+    max_image_patches: int = 0
+    """Most patches of an image that the memory plan has counted; 0: it reads text only."""
 
 
 class EngineInfo(ServedModel, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ NONE, SAMPLE, POOL = 0, 1, 2
 MAX_IMAGE_BYTES = 256 << 20
 """Tower output that is kept, or that of one image where it is more."""
 MAX_STEP_PATCHES = 8192
-"""Patches that the vision tower reads before a step, or those of one image where it has more."""
+"""Patches that the vision tower reads before a step, or those of one image where it has more: one after another."""
 MAX_SAVES = 10
 """Copies that a step takes at most of a row's states of a group."""
 

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from dovetail.base.model_files import object_if_there
-from dovetail.contracts.errors import RequestError
+from dovetail.contracts.errors import ConfigError, RequestError
 from dovetail.contracts.processor import ImageLayout, ImageProcessor
 from dovetail.messages.media import ArrayRef, MediaSpan
-from dovetail.plugins import LoadedPlugins
+from dovetail.plugins import LoadedPlugins, PluginPlan
+from dovetail.plugins.loader import import_planned
 from dovetail.runtime.checkpoint.folder import ModelFolder
 
 KIND = "processor"
+ORDINARY = (64, 512)
+"""Sides in pixels of square images; any limit must allow one of these."""
+TRIES = 16
+"""Sizes that are tried for a hint, each a tenth smaller."""
 
 
 class PreparedImage(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,16 +80,74 @@ def preprocessor_config(folder: Path) -> dict[str, object]:
     return object_if_there(folder / "preprocessor_config.json")
 
 
-def layout_of(processor: ImageProcessor, width: int, height: int, param: str) -> ImageLayout:
+def max_patches_of(plan: PluginPlan, model: ModelFolder, asked: int | None) -> int | None:
+    """Return the most patches of an image that is served, by the plan's processor and by what was asked for.
+
+    None: neither has a bound, or the plan has no processor, which `asked` then is for the engine to refuse.
+
+    Args:
+        plan: The plugins.
+        model: What the model's folder says.
+        asked: As `--max-image-patches`.
+
+    Raises:
+        ModelError: The model's configuration has a value that the processor cannot serve.
+        ConfigError: Fewer were asked for than any image has.
+    """
+    for planned in plan.of_kind(KIND):
+        cls: type[ImageProcessor] = import_planned(planned, plan.timeout_s)
+        ids = {key: 0 for key in cls.token_texts if model.config.get(key) is None}  # no tokenizer is read for it
+        found = cls.from_config({**model.config, **ids}, preprocessor_config(model.path))
+        own, least = found.max_patches(), _least_patches(found)
+        if asked is not None and asked < least:
+            raise ConfigError(f"--max-image-patches {asked}: small images have {least} here; give at least as many")
+        return min((num for num in (own, asked) if num is not None), default=None)
+    return asked
+
+
+def _least_patches(processor: ImageProcessor) -> int:
+    """Return how many patches the smallest of a few ordinary images has."""
+    found = []
+    for side in ORDINARY:
+        with suppress(RequestError):
+            found.append(processor.layout(side, side).num_patches)
+    return min(found, default=0)
+
+
+def layout_of(
+    processor: ImageProcessor, width: int, height: int, param: str, max_patches: int | None = None
+) -> ImageLayout:
     """Return an image's layout; what the processor refuses names the part of the request.
 
     Raises:
-        RequestError: The model takes no image of this size.
+        RequestError: The model takes no image of this size, or it has more patches than `max_patches`.
     """
     try:
-        return processor.layout(width, height)
+        found = processor.layout(width, height)
     except RequestError as error:
         raise RequestError(f"{param}: {error.message}", param=param, code=error.code or "invalid_image") from None
+    if max_patches is None or found.num_patches <= max_patches:
+        return found
+    smaller = _that_fits(processor, width, height, found.num_patches, max_patches)
+    text = (
+        f"{param}: an image of {width} x {height} pixels has {found.num_patches} patches for this model; possible: "
+        f"{max_patches} (--max-image-patches); {smaller}"
+    )
+    raise RequestError(text, param=param, code="image_too_large")
+
+
+def _that_fits(processor: ImageProcessor, width: int, height: int, num: int, most: int) -> str:
+    """Say how large an image of this shape may be, or that its size does not matter."""
+    scale = (most / num) ** 0.5
+    for _ in range(TRIES):
+        wide, high = max(1, int(width * scale)), max(1, int(height * scale))
+        try:
+            if processor.layout(wide, high).num_patches <= most:
+                return f"shrink it to {wide} x {high} or less"
+        except RequestError:
+            break
+        scale *= 0.9
+    return "send an image of another shape"
 
 
 def expand(ids: Sequence[int], processor: ImageProcessor, images: Sequence[PreparedImage]) -> ExpandedPrompt:

@@ -18,6 +18,7 @@ from dovetail.plugins import PluginPlan, Registry
 from dovetail.plugins.config_facts import config_facts
 from dovetail.plugins.plan import AUTO
 from dovetail.processing.classes import Classes
+from dovetail.processing.images import max_patches_of
 from dovetail.processing.plan import plan_plugins, scan_once
 from dovetail.processing.plugin_settings import PluginSettings
 from dovetail.runtime.checkpoint.folder import ModelFolder
@@ -96,6 +97,8 @@ def examine(
     settings, registry, plan = plan_plugins(settings, model, classes, scanned, device, loads=loads)
     model = model.with_tokenizer(settings.tokenizer_folder)
     check_facts(settings, registry, plan, model)
+    most = max_patches_of(plan, model, settings.max_image_patches)
+    settings = settings.model_copy(update={"max_image_patches": most})
     if text:
         check_texts(model)
     if not detects:  # what detects has compiled the template

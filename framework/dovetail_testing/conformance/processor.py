@@ -89,6 +89,8 @@ class ImageProcessorConformance(Conformance):
             fail(f"layout raised {raised(error)} for {size}; a size that is not possible is a RequestError")
         num = found.num_embeds
         check(num > 0 and found.num_patches > 0, f"{size}: {num} embeddings of {found.num_patches} patches")
+        most = processor.max_patches()
+        check(most is None or found.num_patches <= most, f"{size}: {found.num_patches} patches, max_patches {most}")
         check(len(found.ids) <= self.max_tokens, f"{size}: {len(found.ids)} tokens; at most {self.max_tokens} here")
         stand = found.ids.count(processor.embed_id)
         check(stand == num, f"{size}: grid {found.grid} has {num} embeddings, and embed_id stands {stand} times in ids")

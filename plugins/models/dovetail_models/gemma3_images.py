@@ -70,6 +70,10 @@ class Gemma3Images(ImageProcessor):
         num = self.side // self.patch
         return {"patches": row_major(pixels, self.patch), "grid": np.array([1, num, num], np.int32)}
 
+    def max_patches(self) -> int:
+        """See `ImageProcessor`."""
+        return self._layout.num_patches
+
     def fingerprint(self) -> str:
         """See `ImageProcessor`."""
         return f"gemma3 1: {self.side} {self.patch}"

@@ -136,12 +136,14 @@ class Gemma3_VL(SeeingModel):
                 f"config.json: sliding_window is less than mm_tokens_per_image, {tokens}: what an image sees of itself "
                 "would not be kept; give a window of an image's tokens or more"
             )
+        merged = (facts["image_size"] // facts["patch_size"]) ** 2 // tokens
         seen = VisionPart(
             embed_id=number(hf, "image_token_index", 262144),
-            patches_per_token=(facts["image_size"] // facts["patch_size"]) ** 2 // tokens,
+            patches_per_token=merged,
             width=facts["hidden_size"],
             tensors=NOT_TEXT,
             span_tokens=tokens,
+            **cls.tower_numbers(facts, config.hidden_size, merged),
         )
         layers = tuple(replace(spec, spans=True) for spec in config.layers)
         extra = {**config.extra, "tower": {**facts, "tokens": tokens}}

@@ -81,6 +81,10 @@ class Gemma4Images(ImageProcessor):
         patches = np.ascontiguousarray(blocks).reshape(rows * columns, -1)
         return {"patches": patches, "grid": np.array([1, rows, columns], np.int32)}
 
+    def max_patches(self) -> int:
+        """See `ImageProcessor`."""
+        return self.most * self.pool**2
+
     def fingerprint(self) -> str:
         """See `ImageProcessor`."""
         return f"gemma4 1: {self.patch} {self.pool} {self.most}"

@@ -21,7 +21,7 @@ from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import CausalLM, WeightRule
 from dovetail.sdk.layers.base import Layer
 from dovetail.sdk.layers.norm import RMSNorm
-from dovetail.sdk.layers.tower import rotated, tower_context
+from dovetail.sdk.layers.tower import PIECE, in_pieces, rotated, tower_context
 from dovetail.sdk.layers.transformer import ACTIVATIONS
 from dovetail_models.gemma4 import Gemma4Decoder, unit_rms
 from dovetail_models.gemma4_images import SOFT_TOKENS
@@ -126,6 +126,9 @@ class Gemma4TowerLayer(nn.Module):
     def forward(self, x: Tensor, ropes: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Map `[N, H]` to `[N, H]`; `ropes` are cosine and sine `[N, 1, D / 2]` of each half of a head."""
         x = x + self.attention_out_norm(self._attend(self.attention_norm(x), ropes))
+        return in_pieces(self._fed, x)
+
+    def _fed(self, x: Tensor) -> Tensor:
         y = self.mlp_norm(x)
         found: Tensor = x + self.mlp_out_norm(self.down(self._act(self.gate(y)) * self.up(y)))
         return found
@@ -224,6 +227,7 @@ class Gemma4_VL(SeeingModel):
             patches_per_token=facts["pooling_kernel_size"] ** 2,
             width=facts["hidden_size"],
             tensors=NOT_TEXT,
+            **cls.tower_numbers(facts, config.hidden_size, facts["pooling_kernel_size"] ** 2),
             span_tokens=min(*windows, SOFT_TOKENS[-1]) if has_spans else 0,
         )
         layers = tuple(replace(s, spans=has_spans and s.sliding_window is not None) for s in config.layers)
@@ -238,6 +242,14 @@ class Gemma4_VL(SeeingModel):
         made = SeeingGemma4(config, config.vision, ctx)
         made.tower = cls.tower(config, tower_context(ctx, "tower"))
         return made
+
+    @classmethod
+    def tower_numbers(cls, facts: Mapping[str, Any], hidden: int, merged: int) -> dict[str, int]:
+        """See `SeeingModel`: heads may be wider than the tower, and the MLP has gate and up by themselves."""
+        heads = facts["num_attention_heads"] * facts["head_dim"]
+        found = super().tower_numbers(facts, hidden, merged)
+        own = max(found["patch_numbers"], 4 * facts["hidden_size"] + 14 * heads)
+        return {"patch_numbers": own, "other_numbers": found["other_numbers"] + 2 * PIECE * facts["intermediate_size"]}
 
     @classmethod
     def tower_facts(cls, vision: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from dovetail.sdk.layers.tower import (
     TowerAttention,
     TowerLayer,
     axial_rope,
+    in_pieces,
     merged_places,
 )
 from dovetail.sdk.layers.transformer import GatedMLP
@@ -115,7 +116,7 @@ class GlmTower(nn.Module):
         for layer in self.layers:
             x = layer(x, rope, None)
         blocks = self.last_norm(x).view(-1, self._merge**2, x.shape[1]).transpose(1, 2)
-        found: Tensor = self.merger(self.merge(blocks.flatten(1)))
+        found = in_pieces(self.merger, self.merge(blocks.flatten(1)), self._merge**2)
         return found[None]
 
     def _stretched(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -134,6 +135,7 @@ class Glm4v(SeeingModel):
     tower = GlmTower
     tower_rules = TOWER_RULES
     sections = (8, 12, 12)
+    inner_key = "out_hidden_size"
 
     @classmethod
     def seen_facts(cls, hf: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -31,6 +31,10 @@ class Glm4vImages(Qwen2VLImages):
         token(config, "image_token_id", "<|image|>")  # no default: the two models have different ones
         return super().from_config(config, preprocessor)
 
+    def max_blocks(self, min_pixels: int, max_pixels: int) -> int:
+        """See `Qwen2VLImages`."""
+        return super().max_blocks(-(-min_pixels // FRAMES), max_pixels // FRAMES)
+
     def fingerprint(self) -> str:
         """See `ImageProcessor`."""
         return f"glm4v 1: {self.patch} {self.merge} {self.min_pixels} {self.max_pixels}"

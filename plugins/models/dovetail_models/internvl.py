@@ -19,7 +19,7 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import WeightRule
 from dovetail.sdk.layers.norm import LayerNorm, RMSNorm
-from dovetail.sdk.layers.tower import Learned, PatchEmbedding, TowerAttention, TowerLayer, Windows
+from dovetail.sdk.layers.tower import Learned, PatchEmbedding, TowerAttention, TowerLayer, Windows, in_pieces
 from dovetail.sdk.layers.transformer import MLP
 from dovetail_models.image_values import IMAGENET_MEAN, IMAGENET_STD, tile_sizes
 from dovetail_models.seeing import Projector, SeeingModel, check_value, number, numbers
@@ -67,8 +67,7 @@ class ScaledLayer(TowerLayer):
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, windows: Windows | int | None) -> Tensor:
         """See `TowerLayer`."""
         x = x + self.attention_scale.weight * self.attention(self.attention_norm(x), rope, windows)
-        found: Tensor = x + self.mlp_scale.weight * self.mlp(self.mlp_norm(x))
-        return found
+        return in_pieces(lambda rows: rows + self.mlp_scale.weight * self.mlp(self.mlp_norm(rows)), x)
 
 
 class InternTower(nn.Module):
@@ -128,6 +127,7 @@ class InternVL(SeeingModel):
     architectures: ClassVar[Sequence[str]] = ("InternVLForConditionalGeneration",)
     tower = InternTower
     tower_rules = TOWER_RULES
+    layer_widths = 13  # normed queries and keys beside the plain ones, and a token more for each tile
 
     @classmethod
     def seen_facts(cls, hf: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -101,6 +101,11 @@ class InternVLImages(ImageProcessor):
         num = side // self.patch
         return {"patches": row_major(tiles, self.patch), "grid": np.array([len(tiles), num, num], np.int32)}
 
+    def max_patches(self) -> int:
+        """See `ImageProcessor`."""
+        most = self.tiles[1]
+        return (most + (most > 1)) * (self.side // self.patch) ** 2
+
     def fingerprint(self) -> str:
         """See `ImageProcessor`."""
         return f"internvl 1: {self.side} {self.patch} {self.tiles}"

@@ -91,6 +91,11 @@ class PixtralImages(ImageProcessor):
         patches = row_major(np.asarray(image.resize(size, BICUBIC)), self.patch)
         return {"patches": patches, "grid": np.array([1, size[1] // self.patch, size[0] // self.patch], np.int32)}
 
+    def max_patches(self) -> int:
+        """See `ImageProcessor`."""
+        rows, columns = (-(-side // (self.patch * self.merge)) for side in self.largest)
+        return rows * columns * self.merge**2
+
     def fingerprint(self) -> str:
         """See `ImageProcessor`."""
         return f"pixtral 1: {self.patch} {self.merge} {self.largest}"

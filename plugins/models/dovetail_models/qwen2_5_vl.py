@@ -122,6 +122,7 @@ class Qwen2_5_VL(SeeingModel):
     architectures: ClassVar[Sequence[str]] = ("Qwen2_5_VLForConditionalGeneration",)
     tower = Qwen2_5Tower
     tower_rules = TOWER_RULES
+    layer_widths = 16  # windows have copies, padded to one length
     sections = (16, 24, 24)
 
     @classmethod

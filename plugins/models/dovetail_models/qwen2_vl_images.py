@@ -89,6 +89,18 @@ class Qwen2VLImages(ImageProcessor):
         patches = np.ascontiguousarray(blocks.transpose(0, 3, 1, 4, 6, 2, 5)).reshape(rows * columns, -1)
         return {"patches": patches, "grid": np.array([1, rows, columns], np.int32)}
 
+    def max_patches(self) -> int:
+        """See `ImageProcessor`: at the bound of the pixels, or where sides are rounded up from the lower one."""
+        return self.merge**2 * self.max_blocks(self.min_pixels, self.max_pixels)
+
+    def max_blocks(self, min_pixels: int, max_pixels: int) -> int:
+        """Return the most merged blocks between such bounds, of a shape up to 200 : 1."""
+        unit = (self.patch * self.merge) ** 2
+        least = min_pixels / unit
+        raised = math.ceil(least + (math.sqrt(MAX_RATIO) + 1) * math.sqrt(least)) + 1
+        line = math.isqrt(MAX_RATIO * max_pixels // unit)  # of a lower bound on its shorter side
+        return max(max_pixels // unit, line, raised)
+
     def fingerprint(self) -> str:
         """See `ImageProcessor`."""
         return f"qwen2-vl 1: {self.patch} {self.merge} {self.min_pixels} {self.max_pixels}"

@@ -13,11 +13,13 @@ from dovetail.contracts.config import ModelConfig, VisionPart
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext, Stream
 from dovetail.contracts.model import CausalLM, WeightRule
-from dovetail.sdk.layers.tower import tower_context
+from dovetail.sdk.layers.tower import PIECE, tower_context
 from dovetail.sdk.layers.transformer import ACTIVATIONS
 from dovetail_models.llama import DenseDecoder
 from dovetail_models.text_part import NOT_TEXT, TextPart, family_of
 
+PLACES = 64
+"""Numbers of rows, columns and windows of a patch: sixteen of eight bytes."""
 USUAL = {"depth": "num_hidden_layers", "num_heads": "num_attention_heads"}
 
 
@@ -59,12 +61,17 @@ class SeeingModel(TextPart):
     Attributes:
         tower: Made of the configuration, whose `extra["tower"]` has what `tower_facts` returned, and a context.
         tower_rules: Where the tower's weights go.
+        layer_widths: Numbers that a layer holds of a patch while it attends, as a multiple of the tower's width: the
+            hidden state, its norm, queries, keys, values, what attention finds, and copies of these.
+        inner_key: What in the tower's facts is the inner width of a layer's MLP.
         sections: Of the rotary embedding, where the configuration says nothing; empty: it has none.
         mixes_sections: See `RopeConfig`.
     """
 
     tower: ClassVar[type[nn.Module]]
     tower_rules: ClassVar[Sequence[WeightRule]]
+    layer_widths: ClassVar[int] = 10
+    inner_key: ClassVar[str] = "intermediate_size"
     sections: ClassVar[tuple[int, ...]] = ()
     mixes_sections: ClassVar[bool] = False
 
@@ -107,8 +114,23 @@ class SeeingModel(TextPart):
             width=facts["hidden_size"],
             tensors=NOT_TEXT,
             num_added=len(facts.get("added", ())),
+            **cls.tower_numbers(facts, config.hidden_size, facts["spatial_merge_size"] ** 2),
         )
         return replace(config, vision=seen, rope=rope, not_loaded="", extra={**config.extra, "tower": facts})
+
+    @classmethod
+    def tower_numbers(cls, facts: Mapping[str, Any], hidden: int, merged: int) -> dict[str, int]:
+        """Return what the tower holds, as `VisionPart` has it, for a decoder of that width and blocks of patches.
+
+        Of a patch the most of three: pixels in float32, a layer with tables of rotation and places, merger and
+        projector.
+        """
+        width, pixels = facts["hidden_size"], 3 * facts["patch_size"] ** 2
+        heads = facts.get("num_heads") or facts["num_attention_heads"]
+        output = -(-hidden * (1 + len(facts.get("added", ()))) // merged)
+        layers = cls.layer_widths * width + 4 * width // heads + PLACES + output
+        own = max(8 * pixels + 2 * width, layers, 5 * width + 4 * output) + pixels
+        return {"patch_numbers": own, "other_numbers": PIECE * (10 * width + 4 * facts[cls.inner_key])}
 
     @classmethod
     def build(cls, config: ModelConfig, ctx: BuildContext) -> CausalLM:

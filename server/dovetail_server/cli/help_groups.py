@@ -20,7 +20,7 @@ GROUPS: dict[str, str] = {
     "API": "apis host port served_model_name model_aliases max_tokens_beyond unknown_fields unservable_tools root_path "
     "api_key admin_api_key keys_file resume_key allow_origins allowed_hosts closed_probes open_metrics ssl_certfile "
     "ssl_keyfile ssl_keyfile_password disable_playground",
-    "images": "limit_mm_per_prompt image_cache_bytes allowed_media_domains allowed_local_media_path",
+    "images": "limit_mm_per_prompt max_image_patches image_cache_bytes allowed_media_domains allowed_local_media_path",
     "limits and recovery": "max_queued_requests max_queued_tokens max_queued_bytes max_body_bytes max_prompt_bytes "
     "body_processes body_cpu_limit max_connections max_connections_per_address header_timeout body_timeout "
     "min_body_rate keep_alive_timeout websocket_idle_timeout stream_keep_alive stream_write_timeout drain_timeout "
@@ -45,7 +45,7 @@ METAVARS: dict[str, str] = {
     "FRACTION": "mem_fraction_static gpu_memory_utilization",
     "N": "tensor_parallel_size expert_parallel_size data_parallel_size num_threads state_copies max_running_requests "
     "max_queued_requests max_logprobs body_processes max_connections max_connections_per_address max_engine_restarts "
-    "max_batch_lines max_batch_requests max_stored_responses random_seed port",
+    "max_batch_lines max_batch_requests max_stored_responses max_image_patches random_seed port",
     "STEPS": "decode_log_interval",
     "GPU[,GPU]": "devices",
     "DIR": "download_dir profile_dir file_storage_path plugins_dir allowed_local_media_path",

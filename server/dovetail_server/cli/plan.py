@@ -28,8 +28,8 @@ and CUDA graphs, and how many requests the KV cache holds. Reads config.json and
 
 The options of `dovetail serve` that concern memory can be given too: --device, --dtype, --context-length,
 --mem-fraction-static, --gpu-memory-utilization, --max-total-tokens, --max-running-requests, --chunked-prefill-size,
---page-size, --state-dtype, --state-copies, --disable-cuda-graph, --load-format dummy, --quantization,
---tensor-parallel-size, --expert-parallel (the plan is that of one rank).
+--page-size, --state-dtype, --state-copies, --max-image-patches, --disable-cuda-graph, --load-format dummy,
+--quantization, --tensor-parallel-size, --expert-parallel (the plan is that of one rank).
 `dovetail serve --help=all` explains them.
 """
 

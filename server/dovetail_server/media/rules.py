@@ -14,6 +14,7 @@ class MediaRules(msgspec.Struct, frozen=True, kw_only=True):
         folder: Where the arrays of loaded images are written: in a memory file system, of this server alone.
         revision: Tells the model's weights from others'.
         max_images: Of one request.
+        max_patches: Of one image; None: as many as its processor makes.
         domains: As `--allowed-media-domains`.
         local_path: As `--allowed-local-media-path`.
         keeps: The server keeps images for later requests.
@@ -22,6 +23,7 @@ class MediaRules(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     revision: str
     max_images: int
+    max_patches: int | None = None
     domains: list[str] = []
     local_path: str | None = None
     keeps: bool = False

@@ -130,6 +130,7 @@ class ReadingContext(ServingContext):
             folder=str(self.media.path),
             revision=text.model_revision,
             max_images=most,
+            max_patches=settings.max_image_patches,
             domains=settings.allowed_media_domains,
             local_path=None if local is None else str(local),
             keeps=keeps,

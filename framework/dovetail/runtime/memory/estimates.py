@@ -14,8 +14,9 @@
 - *Sampling*: R rows of logits, one for each place where a token is drawn, in the model's dtype and six float32 copies
   (`runtime/sampling/sampler.py`, `sdk/draws.py`: the logits, their adjusted copy, scores, the race, its
   noise), and 5 bytes per token of the vocabulary for each request with penalties (`runtime/device/penalties.py`).
-- *Images*: the tower's output that is kept, and for as many patches as a step encodes 12 times the tower's width:
-  hidden states, projections, rotated copies, gate, up and product. Part of the activations.
+- *Images*: the tower's output that is kept, or that of one image where it is more; that of the images of a chunk once
+  more; and what the tower holds while it encodes the largest image, as its model says (`VisionPart.patch_numbers`).
+  Images of a step are encoded one after another.
 - *CUDA graphs*: what the largest captured step needs, states too, once more, for graphs share a pool of their own; the
   logits that each batch size keeps, and prefills together; and an allowance for what the driver keeps of each graph,
   which is a guess: the table of a started engine says what was really taken.
@@ -29,8 +30,8 @@ import math
 from collections.abc import Sequence
 
 from dovetail.contracts.cache import DTYPE_BYTES, CacheGroup, CacheTensor, Recurrent
-from dovetail.contracts.config import LayerSpec, ModelConfig
-from dovetail.messages.step import MAX_IMAGE_BYTES, MAX_STEP_PATCHES, PrefillGraph
+from dovetail.contracts.config import LayerSpec, ModelConfig, VisionPart
+from dovetail.messages.step import MAX_IMAGE_BYTES, PrefillGraph
 
 SAMPLER_COPIES = 6
 STATE_COPIES = 6
@@ -44,6 +45,8 @@ BUCKET_SUM = 7
 NUM_DECODE_GRAPHS = 69
 """16 batch sizes, 7 of them again for common prefixes, with two ways to sample each."""
 GRAPH_ALLOWANCE = 4 << 20
+TOWER_WIDTHS = 16
+"""Numbers that a tower holds of a patch, as a multiple of its width, where its model does not say."""
 
 
 def group_token_bytes(group: CacheGroup, item_bytes: int) -> int:
@@ -99,9 +102,18 @@ def _attention_width(spec: LayerSpec) -> int:
     return 2 * (keys * spec.qk_dim + spec.num_kv_heads * spec.v_dim) + spec.num_qo_heads * spec.v_dim
 
 
-def image_bytes(config: ModelConfig, item_bytes: int) -> int:
-    """Estimate what the vision tower needs, with its output that is kept; see the top of this file."""
-    return 0 if config.vision is None else MAX_IMAGE_BYTES + MAX_STEP_PATCHES * 12 * item_bytes * config.vision.width
+def image_bytes(config: ModelConfig, item_bytes: int, patches: int, tokens: int) -> int:
+    """Estimate what images need, of so many patches each, in a chunk of so many tokens; see the top of this file."""
+    if (seen := config.vision) is None:
+        return 0
+    of_token = (1 + seen.num_added) * config.hidden_size * item_bytes
+    kept = max(MAX_IMAGE_BYTES, patches // seen.patches_per_token * of_token)
+    return kept + tokens * of_token + tower_bytes(seen, item_bytes, patches)
+
+
+def tower_bytes(seen: VisionPart, item_bytes: int, patches: int) -> int:
+    """Estimate what the vision tower holds at its peak for an image of so many patches; see the top of this file."""
+    return item_bytes * (patches * (seen.patch_numbers or TOWER_WIDTHS * seen.width) + seen.other_numbers)
 
 
 def sampling_bytes(config: ModelConfig, item_bytes: int, rows: int) -> int:
@@ -129,5 +141,4 @@ def graph_bytes(
 def step_bytes(config: ModelConfig, item_bytes: int, tokens: int, rows: int, places: int) -> int:
     """Estimate what a step needs: so many tokens of so many requests, with `places` where a token is drawn."""
     sampling = sampling_bytes(config, item_bytes, places) + penalty_bytes(config, rows)
-    step = activation_bytes(config, item_bytes, tokens) + fold_bytes(config, item_bytes, rows, rows) + sampling
-    return step + image_bytes(config, item_bytes)
+    return activation_bytes(config, item_bytes, tokens) + fold_bytes(config, item_bytes, rows, rows) + sampling

@@ -125,6 +125,8 @@ def rows_of(plan: MemoryPlan) -> Iterator[tuple[str, str, str]]:
             what += f"{copies}; {gib(group.page_bytes)} each"
         yield f"  {group.name}", gib(group.num_bytes), what
     yield "activations", gib(plan.activation_bytes), f"estimated for steps of {plan.step_tokens:,} tokens"
+    if plan.image_bytes:
+        yield "images", gib(plan.image_bytes), f"estimated for images of up to {plan.image_patches:,} patches"
     if has_graphs:
         measured = "" if plan.measured_bytes is None else f", {gib(plan.measured_bytes)} taken until ready"
         yield "CUDA graphs", gib(plan.graph_bytes), f"estimated{measured}" if plan.graph_bytes else "none"

@@ -17,7 +17,7 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.needs import unserved
 from dovetail.runtime.memory.checks import check_settings, gib
-from dovetail.runtime.memory.estimates import graph_bytes, group_token_bytes, step_bytes
+from dovetail.runtime.memory.estimates import graph_bytes, group_token_bytes, image_bytes, step_bytes
 from dovetail.runtime.memory.prefill_sizes import sizes
 from dovetail.sdk.config import ITEM_BYTES
 
@@ -91,6 +91,7 @@ class MemoryPlan:
     `process_bytes` is what the engine's process takes without the model, on a CPU, whose memory both take.
     `notes` are sentences that the user should read; `weight_notes` say what a quantisation makes of the weights.
     `state_copies` is how many copies of recurrent states were asked for, None for as many as the cache's size suggests.
+    `image_bytes` are those of the vision tower and its output, for images of at most `image_patches`; 0: it has none.
     """
 
     device: DeviceBytes
@@ -108,6 +109,8 @@ class MemoryPlan:
     process_bytes: int | None = None
     weight_notes: tuple[str, ...] = ()
     state_copies: int | None = None
+    image_patches: int = 0
+    image_bytes: int = 0
 
     @property
     def kv_bytes(self) -> int:
@@ -133,7 +136,12 @@ class MemoryPlan:
     def free_bytes(self) -> int:
         """What nobody needs; below 0 if the estimates say that it is too little."""
         left = self.device.free - self.weight_bytes if self.device.left is None else self.device.left
-        return left - self.kv_bytes - self.activation_bytes - self.graph_bytes
+        return left - self.kv_bytes - self.working_bytes
+
+    @property
+    def working_bytes(self) -> int:
+        """What steps need beside weights and cache: activations, images and CUDA graphs."""
+        return self.activation_bytes + self.image_bytes + self.graph_bytes
 
     def num_requests(self, num_tokens: int) -> int:
         """How many requests of so many tokens the KV cache holds at once; where there is none, how many run."""
@@ -219,7 +227,7 @@ def plan_memory(
     item = ITEM_BYTES[dtype]
     context, rows = context_len(settings, config), settings.max_running_requests
     tokens = _step_tokens(settings, config, device.kind, weight_bytes, context)
-    size = settings.page_size
+    size, patches = settings.page_size, image_patches(settings, config, context)
     plan = MemoryPlan(
         device=device,
         dtype=dtype,
@@ -232,6 +240,8 @@ def plan_memory(
         step_tokens=tokens,
         max_running_requests=rows,
         state_copies=_state_copies(settings, config),
+        image_patches=patches,
+        image_bytes=image_bytes(config, item, patches, tokens),
     )
     if device.left is None and weight_bytes > device.free:
         raise ConfigError(_does_not_fit(plan))
@@ -242,6 +252,21 @@ def plan_memory(
     if not plan.page_bytes and settings.max_total_tokens is None:
         plan = _with_free_pages(plan)
     return _with_context(settings, plan)
+
+
+def image_patches(settings: EngineSettings, config: ModelConfig, context: int) -> int:
+    """Return the most patches of an image that is served: as many as was asked for, or as a prompt has room for.
+
+    Raises:
+        ConfigError: A number was asked for, and the model reads text only.
+    """
+    asked = settings.max_image_patches
+    if config.vision is None:
+        if asked is not None:
+            raise ConfigError(f"--max-image-patches {asked}: {config.architecture} reads text only; leave it out")
+        return 0
+    room = context * config.vision.patches_per_token
+    return room if asked is None else min(asked, room)
 
 
 def _state_copies(settings: EngineSettings, config: ModelConfig) -> int | None:
@@ -385,7 +410,7 @@ def _step_tokens(settings: EngineSettings, config: ModelConfig, kind: str, weigh
 def _num_pages(settings: EngineSettings, plan: MemoryPlan) -> tuple[int, list[str]]:
     """Size the KV cache: as asked for, else as memory allows and requests can use."""
     left = plan.device.free - plan.weight_bytes if plan.device.left is None else plan.device.left
-    working = plan.activation_bytes + plan.graph_bytes
+    working = plan.working_bytes
     if settings.max_total_tokens is not None:
         num = settings.max_total_tokens // plan.page_size
         budget, limit = left, f"--max-total-tokens {settings.max_total_tokens}"
@@ -403,8 +428,8 @@ def _num_pages(settings: EngineSettings, plan: MemoryPlan) -> tuple[int, list[st
     rest = left - _bytes_for(plan, num)
     if rest < working:
         notes.append(
-            f"{limit} leaves {gib(rest)} for activations and graphs, which may need {gib(working)}: if memory runs "
-            "out, lower it or --chunked-prefill-size"
+            f"{limit} leaves {gib(rest)} for activations{_and_images(plan)} and graphs, which may need {gib(working)}: "
+            f"if memory runs out, lower it or --chunked-prefill-size{_or_patches(plan)}"
         )
     return num, notes
 
@@ -477,11 +502,20 @@ def _does_not_fit(plan: MemoryPlan) -> str:
 
 def _no_room(plan: MemoryPlan, left: int, advice: str) -> str:
     graphs = f" and CUDA graphs {gib(plan.graph_bytes)}" if plan.graph_bytes else ""
+    images = f", images of up to {plan.image_patches:,} patches {gib(plan.image_bytes)}" if plan.image_bytes else ""
     return (
         f"no room for the KV cache on {plan.device.name}: {gib(plan.device.free)} were free, the weights leave "
-        f"{gib(left)}, activations may need {gib(plan.activation_bytes)}{graphs}, and a page of {plan.page_size} "
-        f"tokens takes {gib(plan.page_bytes)}; {advice}"
+        f"{gib(left)}, activations may need {gib(plan.activation_bytes)}{images}{graphs}, and a page of "
+        f"{plan.page_size} tokens takes {gib(plan.page_bytes)}; {advice}{_or_patches(plan)}"
     )
+
+
+def _and_images(plan: MemoryPlan) -> str:
+    return ", images" if plan.image_bytes else ""
+
+
+def _or_patches(plan: MemoryPlan) -> str:
+    return f" or --max-image-patches ({plan.image_patches})" if plan.image_bytes else ""
 
 
 def _advice(settings: EngineSettings, limit: str) -> str:

@@ -1,10 +1,15 @@
 """Layers of vision towers: patches become hidden states, which attend to one another both ways, whole or by window.
 
 N patches of one image, H width of the tower, D width of a head. A tower is computed whole on every rank.
+
+What needs much memory for each patch, and looks at that patch alone, is computed in pieces of 8,192 patches. So an
+image of 100,000 takes little more than its hidden states, queries, keys and values. An image is always encoded alone:
+its bits depend on nothing else.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -24,6 +29,23 @@ def tower_context(ctx: BuildContext, path: str) -> BuildContext:
     So any number of ranks can have it.
     """
     return replace(ctx.at(path), parallel=Parallel(), factory=PLAIN)
+
+
+PIECE = 8192
+"""Patches of a piece."""
+
+
+def in_pieces(make: Callable[[Tensor], Tensor], x: Tensor, merged: int = 1) -> Tensor:
+    """Return `make(x)` with as many rows as `x`, each of which is of `merged` patches; it gets a piece at a time."""
+    size = max(1, PIECE // merged)
+    first = make(x[:size])
+    if len(x) <= size:
+        return first
+    found = first.new_empty(len(x), first.shape[1])
+    found[:size] = first
+    for at in range(size, len(x), size):
+        found[at : at + size] = make(x[at : at + size])
+    return found
 
 
 Shape = tuple[int, int, int] | tuple[int, int, int, int]
@@ -129,11 +151,11 @@ class GridEmbedding(Layer):
         (up, down, low), (left, right, near) = (
             self._between(place, num) for place, num in zip((rows, columns), shape, strict=True)
         )
-        found: list[Tensor] = []
-        for row, of_row in ((up, 1 - low), (down, low)):
-            for column, of_column in ((left, 1 - near), (right, near)):
-                found.append(self.weight[row * self._side + column] * (of_row * of_column)[:, None])
-        return torch.stack(found).sum(0).to(self.weight.dtype)
+        corners = itertools.product(((up, 1 - low), (down, low)), ((left, 1 - near), (right, near)))
+        found = torch.zeros(len(rows), self.weight.shape[1], device=rows.device)
+        for (row, of_row), (column, of_column) in corners:
+            found += self.weight[row * self._side + column] * (of_row * of_column)[:, None]
+        return found.to(self.weight.dtype)
 
     def _between(self, place: Tensor, num: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the two positions around each place of `num`, and how near the second is."""
@@ -215,8 +237,10 @@ class TowerAttention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             qkv = torch.stack((self.q_norm(qkv[:, 0].contiguous()), self.k_norm(qkv[:, 1].contiguous()), qkv[:, 2]), 1)
         q, k, v = qkv.view(len(x), 3, self._heads, -1).unbind(1)
+        del qkv  # as soon as windows have copies
         if rope is not None:
-            q, k = rotated(q, *rope), rotated(k, *rope)
+            self._rotate(q, rope)
+            self._rotate(k, rope)
         if not isinstance(windows, Windows):
             shape = (-1, windows or len(x), self._heads, q.shape[-1])
             q, k, v = (each.reshape(shape).transpose(1, 2) for each in (q, k, v))
@@ -225,6 +249,13 @@ class TowerAttention(nn.Module):
         q, k, v = (each[windows.patches].transpose(1, 2) for each in (q, k, v))
         found = F.scaled_dot_product_attention(q, k, v, attn_mask=windows.is_here).transpose(1, 2)
         return self.out(found.flatten(0, 1)[windows.back].flatten(1))
+
+    @staticmethod
+    def _rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> None:
+        """Rotate heads in place, as that takes several times their size in float32."""
+        for at in range(0, len(x), PIECE):
+            rows = slice(at, at + PIECE)
+            x[rows] = rotated(x[rows], rope[0][rows], rope[1][rows])
 
 
 class TowerLayer(nn.Module):
@@ -238,14 +269,14 @@ class TowerLayer(nn.Module):
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, windows: Windows | int | None) -> Tensor:
         """Map `[N, H]` to `[N, H]`; `rope` and `windows` as for its attention."""
         x = x + self.attention(self.attention_norm(x), rope, windows)
-        found: Tensor = x + self.mlp(self.mlp_norm(x))
-        return found
+        return in_pieces(lambda rows: rows + self.mlp(self.mlp_norm(rows)), x)
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate heads `[N, heads, D]` in float32: dimension i with i + D/2."""
-    first, second = x.float().chunk(2, -1)
-    return (x.float() * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
+    wide = x.float()
+    first, second = wide.chunk(2, -1)
+    return (wide * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
 
 
 def axial_rope(
