@@ -42,6 +42,16 @@ FAMILIES: dict[str, type[Llama]] = {
 FLAT: dict[str, type[Llama]] = {"qwen2_vl": Qwen2, "qwen2_5_vl": Qwen2, "glm4v": Glm4vText}
 """By that of a config whose text keys stand beside the others."""
 
+HEADS: dict[str, bool] = {
+    **dict.fromkeys((f"{name}ForConditionalGeneration" for name in ("Gemma3", "Gemma4", "InternVL", "Mistral3")), True),
+    "Lfm2VlForConditionalGeneration": True,
+    **dict.fromkeys((f"{name}ForConditionalGeneration" for name in ("Qwen3VL", "Qwen3VLMoe")), False),
+    **dict.fromkeys((f"{name}ForConditionalGeneration" for name in ("Qwen3_5", "Qwen3_5Moe")), False),
+}
+"""Whether the output head is tied where the outer configuration does not say; what the inner one says does not hold."""
+INNER_HEADS = ("Llama4ForConditionalGeneration",)
+"""Those whose inner configuration alone says it. Of all others, a head is tied where either says so."""
+
 PREFIX = r"(?:model\.language_model\.|language_model\.model\.|model\.)"
 OTHERS = (
     "visual|vision_tower|vision_model|vision_embed_tokens|embed_vision|multi_modal_projector|image_newline|audio_tower"
@@ -67,6 +77,17 @@ def family_of(hf: Mapping[str, Any]) -> tuple[type[Llama], Mapping[str, Any]]:
     return known[kind], hf if text is None else text
 
 
+def is_tied(hf: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
+    """Say whether the output head is the embedding, as transformers does by the architecture."""
+    architecture, key = str(hf["architectures"][0]), "tie_word_embeddings"
+    outer, inner = hf.get(key), text.get(key)
+    if architecture.startswith("Lfm2") and hf.get("tie_embedding") is not None:
+        outer = hf["tie_embedding"]
+    if architecture in HEADS:
+        return bool(HEADS[architecture] if outer is None else outer)
+    return bool(inner) or (bool(outer) and architecture not in INNER_HEADS)
+
+
 class TextPart(ModelPlugin):
     """Serves the text of models that take images, too."""
 
@@ -80,10 +101,11 @@ class TextPart(ModelPlugin):
         family, text = family_of(hf)
         for key in hf:  # what stands beside the text part is about other inputs
             hf.get(key)
-        # The output head is tied, and the files are written, as the outer config says.
-        outer = {key: hf[key] for key in ("tie_word_embeddings", "dtype", "torch_dtype") if hf.get(key) is not None}
+        # The files are written as the outer config says.
+        outer = {key: hf[key] for key in ("dtype", "torch_dtype") if hf.get(key) is not None}
         for key in outer:
             text.get(key)  # what it says there does not hold
+        outer |= dict.fromkeys(("tie_word_embeddings", "tie_embedding"), is_tied(hf, text))  # the second one is LFM2's
         said = with_missing(text, **UNSAID.get(str(text.get("model_type")), {}))
         given: Any = ChainMap({"architectures": [family.architectures[0]], **outer}, said)  # type: ignore[arg-type]
         config = family.config_from_hf(given)
