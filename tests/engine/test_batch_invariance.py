@@ -22,7 +22,7 @@ from dovetail.runtime.batch_invariance import check_model, claims
 from dovetail.sdk.layers.linear import PlainLinear
 from dovetail.sdk.layers.ops import invariant
 from dovetail.sdk.layers.plain import PLAIN
-from dovetail_models.gemma2 import Gemma2
+from dovetail_models.olmo2 import Olmo2
 from dovetail_models.qwen3 import Qwen3
 from dovetail_testing import check_class, conformance_class
 from dovetail_testing.engine import generate, make_core, serve, tokens
@@ -149,7 +149,7 @@ def test_a_model_that_claims_it_passes_the_kit(name: str) -> None:
 def test_a_subclass_says_it_itself() -> None:
     """What a model claims does not pass to what is made of it."""
     assert claims(Qwen3)
-    assert not claims(Gemma2)
+    assert not claims(Olmo2)
     assert not claims(type("Changed", (Qwen3,), {}))
 
 
@@ -167,8 +167,8 @@ def test_a_product_takes_blocks_of_rows(rows: int, dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("cuda_taken")
 def test_what_cannot_is_refused_by_name(tmp_path: Path) -> None:
     """A model, a quantisation, a device and an attention backend that do not say that they can, before weights."""
-    folder = make_model(tmp_path / "gemma", "Gemma2ForCausalLM")
-    with pytest.raises(ConfigError, match=r"--batch-invariant: the model Gemma2ForCausalLM .Gemma2. does not say"):
+    folder = make_model(tmp_path / "olmo", "Olmo2ForCausalLM")
+    with pytest.raises(ConfigError, match=r"--batch-invariant: the model Olmo2ForCausalLM .Olmo2. does not say"):
         make_core(folder, **ON)
     settings = EngineSettings(batch_invariant=True)
     config: Any = type("Config", (), {"architecture": "Qwen3MoeForCausalLM", "experts": 8})

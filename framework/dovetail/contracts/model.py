@@ -152,6 +152,13 @@ class ModelPlugin(Configurable, ABC):
     beside it: all its products are layers of the context, and what else it computes is by row. Not inherited: a
     subclass may compute something of its own, so it says it again."""
 
+    @classmethod
+    def why_not_invariant(cls, config: ModelConfig) -> str | None:
+        """Say why a model of that configuration keeps no promise as `batch_invariant`; None: it does."""
+        if vars(cls).get("batch_invariant", False):
+            return None
+        return f"the model {config.architecture} ({cls.__name__}) does not say that it is batch-invariant"
+
     compares_schedules: ClassVar[bool] = False
     """Every start computes a few tokens of the model whole, in two pieces and by decoding, and is refused where the
     results differ: for classes that run code which was not written for Dovetail."""

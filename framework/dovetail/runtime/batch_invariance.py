@@ -31,8 +31,8 @@ def check_model(
     if not settings.batch_invariant:
         return
     reasons = []
-    if not claims(plugin):
-        reasons.append(f"the model {config.architecture} ({plugin.__name__}) does not say that it is batch-invariant")
+    if (why := plugin.why_not_invariant(config)) is not None:
+        reasons.append(why)
     if quantization:
         reasons.append(f"products of {quantization} weights choose their kernels by rows; use a plain checkpoint")
     found = device_of(device)

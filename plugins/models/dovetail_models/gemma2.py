@@ -69,6 +69,7 @@ class Gemma2(Llama):
     """Serves `Gemma2ForCausalLM`."""
 
     architectures: ClassVar[Sequence[str]] = ("Gemma2ForCausalLM",)
+    batch_invariant = True
     decoder = GemmaDecoder
 
     @classmethod

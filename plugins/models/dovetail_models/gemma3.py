@@ -20,6 +20,7 @@ class Gemma3(Gemma2):
     """Serves `Gemma3ForCausalLM`."""
 
     architectures: ClassVar[Sequence[str]] = ("Gemma3ForCausalLM",)
+    batch_invariant = True
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:

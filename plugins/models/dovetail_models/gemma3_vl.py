@@ -121,6 +121,7 @@ class Gemma3_VL(SeeingModel):
     """Serves `Gemma3ForConditionalGeneration`."""
 
     architectures: ClassVar[Sequence[str]] = ("Gemma3ForConditionalGeneration",)
+    batch_invariant = True
     tower = SiglipTower
     tower_rules = TOWER_RULES
 

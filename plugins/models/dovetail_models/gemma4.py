@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.device import is_on_host
 from dovetail.contracts.layers import BuildContext, Stream
 from dovetail.contracts.model import WeightRule
 from dovetail.sdk.layers.attention import attend
@@ -26,6 +27,7 @@ from dovetail.sdk.layers.decoder import SandwichLayer
 from dovetail.sdk.layers.embedding import Embedding
 from dovetail.sdk.layers.moe import Router
 from dovetail.sdk.layers.norm import RMSNorm
+from dovetail.sdk.layers.ops.invariant import at_once, by_rows
 from dovetail.sdk.layers.routing import Routing
 from dovetail.sdk.layers.transformer import ACTIVATIONS, GATES, GatedMLP, SelfAttention
 from dovetail_models.gemma2 import SANDWICH, GemmaDecoder
@@ -124,7 +126,7 @@ class Gemma4Layer(SandwichLayer):
             self.experts = ctx.experts("experts", routing.num, routing.top_k, hidden, extra["expert_inner"], act=act)
             self.dense_norm, self.experts_norm, self.experts_out_norm = (RMSNorm(hidden, eps, ctx) for _ in range(3))
         if self.width:
-            self._act = ACTIVATIONS[config.hidden_act]
+            self._act, self._is_by_row = ACTIVATIONS[config.hidden_act], ctx.batch_invariant and is_on_host(ctx.device)
             self.gate = ctx.linear("gate", hidden, self.width)
             self.projection = ctx.linear("projection", self.width, hidden)
             self.projection_norm = RMSNorm(hidden, eps, ctx)
@@ -141,7 +143,8 @@ class Gemma4Layer(SandwichLayer):
             made = self.dense_norm(made) + self.experts_out_norm(chosen)
         value = value + self.mlp_out_norm(made)
         if own is not None:
-            value = value + self.projection_norm(self.projection(self._act(self.gate(value)) * own))
+            apply = by_rows if self._is_by_row else at_once
+            value = value + self.projection_norm(self.projection(apply(self.gate(value), self._act) * own))
         return Stream(value * self.scalar.weight)
 
 
@@ -191,6 +194,7 @@ class Gemma4(Llama):
     """Serves `Gemma4ForCausalLM`."""
 
     architectures: ClassVar[Sequence[str]] = ("Gemma4ForCausalLM",)
+    batch_invariant = True
     decoder = Gemma4Decoder
 
     @classmethod

@@ -210,6 +210,7 @@ class Gemma4_VL(SeeingModel):
     """Serves `Gemma4ForConditionalGeneration`."""
 
     architectures: ClassVar[Sequence[str]] = ("Gemma4ForConditionalGeneration",)
+    batch_invariant = True
     tower = Gemma4Tower
     tower_rules = TOWER_RULES
 

@@ -49,6 +49,8 @@ class Glm4(Llama):
 class Glm4vText(Glm4):
     """The text part of GLM-4.1V."""
 
+    batch_invariant = True
+
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
         return super().config_from_hf(with_missing(hf, rms_norm_eps=1e-5))

@@ -54,6 +54,8 @@ class Glm4Moe(ExpertModel):
 class Glm4vMoeText(Glm4Moe):
     """The text part of GLM-4.5V: biases, and no norm of queries and keys."""
 
+    batch_invariant = True
+
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
         first = {"attention_bias": True, "first_k_dense_replace": 1, "n_shared_experts": 1}

@@ -132,6 +132,7 @@ class Glm4v(SeeingModel):
     """Serves `Glm4vForConditionalGeneration` and its relative with experts."""
 
     architectures: ClassVar[Sequence[str]] = ("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration")
+    batch_invariant = True
     tower = GlmTower
     tower_rules = TOWER_RULES
     sections = (8, 12, 12)

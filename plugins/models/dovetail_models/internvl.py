@@ -125,6 +125,7 @@ class InternVL(SeeingModel):
     """Serves `InternVLForConditionalGeneration`."""
 
     architectures: ClassVar[Sequence[str]] = ("InternVLForConditionalGeneration",)
+    batch_invariant = True
     tower = InternTower
     tower_rules = TOWER_RULES
     layer_widths = 13  # normed queries and keys beside the plain ones, and a token more for each tile

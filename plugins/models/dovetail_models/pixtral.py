@@ -102,6 +102,7 @@ class Pixtral(SeeingModel):
     """Serves `LlavaForConditionalGeneration` and `Mistral3ForConditionalGeneration`."""
 
     architectures: ClassVar[Sequence[str]] = ("LlavaForConditionalGeneration", "Mistral3ForConditionalGeneration")
+    batch_invariant = True
     tower = PixtralTower
     tower_rules = TOWER_RULES
 

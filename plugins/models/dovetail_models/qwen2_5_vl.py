@@ -120,6 +120,7 @@ class Qwen2_5_VL(SeeingModel):
     """Serves `Qwen2_5_VLForConditionalGeneration`."""
 
     architectures: ClassVar[Sequence[str]] = ("Qwen2_5_VLForConditionalGeneration",)
+    batch_invariant = True
     tower = Qwen2_5Tower
     tower_rules = TOWER_RULES
     layer_widths = 16  # windows have copies, padded to one length

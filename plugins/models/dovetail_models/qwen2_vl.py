@@ -44,6 +44,7 @@ class Qwen2_VL(SeeingModel):
     """Serves `Qwen2VLForConditionalGeneration`."""
 
     architectures: ClassVar[Sequence[str]] = ("Qwen2VLForConditionalGeneration",)
+    batch_invariant = True
     tower = Qwen2Tower
     tower_rules = (
         WeightRule(BLOCK + r"mlp\.fc1", r"tower.layers.\1.mlp.up"),

@@ -126,6 +126,7 @@ class Qwen3_VL(SeeingModel):
     """Serves `Qwen3VLForConditionalGeneration` and its relative with experts."""
 
     architectures: ClassVar[Sequence[str]] = ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
+    batch_invariant = True
     tower = Qwen3Tower
     tower_rules = TOWER_RULES
     sections = (24, 20, 20)
@@ -152,6 +153,7 @@ class Qwen3_5_VL(Qwen3_VL):
     """Serves `Qwen3_5ForConditionalGeneration` and its relative with experts."""
 
     architectures: ClassVar[Sequence[str]] = ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
+    batch_invariant = True
     sections = (11, 11, 10)
 
     @classmethod

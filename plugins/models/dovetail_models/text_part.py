@@ -114,6 +114,12 @@ class TextPart(ModelPlugin):
         return replace(config, architecture=str(hf["architectures"][0]), extra=extra, not_loaded=unused)
 
     @classmethod
+    def why_not_invariant(cls, config: ModelConfig) -> str | None:
+        """See `ModelPlugin`: the plugin of the text part has to say it, too."""
+        family: type[Llama] = config.extra["family"]
+        return super().why_not_invariant(config) or family.why_not_invariant(config)
+
+    @classmethod
     def build(cls, config: ModelConfig, ctx: BuildContext) -> CausalLM:
         family: type[Llama] = config.extra["family"]
         return family.build(config, ctx)
