@@ -118,6 +118,7 @@ def test_the_server_says_whether_its_model_sees(server: SeeingHarness, harness: 
     for each, most, why in ((server, 3, None), (harness, 0, "this model is served for text only")):
         info = each.get("/model_info").json()
         assert (info["max_images"], info["no_images"]) == (most, why)
+        assert info["max_image_patches"] == 0  # the scripted engine has no tower
         assert each.get("/props").json()["modalities"]["vision"] is bool(most)
 
 

@@ -74,6 +74,18 @@ def test_the_context_may_stand_in_an_inner_object(capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)["context_length"] == 1024
 
 
+def test_how_large_an_image_may_be(capsys: pytest.CaptureFixture[str]) -> None:
+    """The line has the processor's bound, and what the plan counts for the tower; a text model has none."""
+    assert dovetail(["info", "--json", "demo:digits"]) == 0
+    images = json.loads(capsys.readouterr().out)["images"]
+    assert 0 < images["max_tokens"] < images["max_patches"]
+    assert images["tower_bytes"] > 0
+    assert dovetail(["info", "demo:digits"]) == 0
+    assert f"images             up to {images['max_patches']:,} patches, " in capsys.readouterr().out
+    assert dovetail(["info", "--json", "demo:chat"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] is None
+
+
 @pytest.mark.parametrize("command", [["info"], ["chat"], ["top"], ["plugin", "list"]])
 def test_a_flag_is_not_cut_short(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """`info --model X` is an error; it was read as `--model-impl X`, and showed another model."""

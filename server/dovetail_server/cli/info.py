@@ -181,7 +181,7 @@ def lack_of_weights(folder: Path) -> str | None:
 
 
 UNSERVED: dict[str, Any] = {"served_by": None, "num_params": None, "vocab_size": None}
-UNSERVED |= {"tasks": [], "cache": [], "kernels": {}, "kernels_measured": {}, "kernel_sets": []}
+UNSERVED |= {"tasks": [], "cache": [], "images": None, "kernels": {}, "kernels_measured": {}, "kernel_sets": []}
 
 
 def served_as(examined: ExaminedModel, model: ModelFolder, template: str) -> dict[str, Any]:
@@ -215,9 +215,31 @@ def served_as(examined: ExaminedModel, model: ModelFolder, template: str) -> dic
     plan = examined.found.plan
     served_by, kernels = plan.of_kind("model")[0].qualified, kernels_of(plan, facts)
     figures = figures_of(plan, facts.dtype, kernels)
-    found = {"served_by": served_by, **sizes, "tasks": tasks, "cache": cache}
+    found = {
+        "served_by": served_by,
+        **sizes,
+        "tasks": tasks,
+        "cache": cache,
+        "images": images_of(examined.found, facts),
+    }
     sets = kernel_sets(examined.found.registry, facts)
     return {**found, "kernels": kernels, "kernels_measured": figures, "kernel_sets": sets}
+
+
+def images_of(found: StartPreparation[Any], facts: ModelConfig) -> dict[str, int] | None:
+    """Say how large an image may be, and what encoding it takes; None: the model is served for text only."""
+    from dovetail.runtime.memory.estimates import tower_bytes
+    from dovetail.runtime.memory.plan import context_len, image_patches
+    from dovetail.sdk.config import ITEM_BYTES
+
+    if facts.vision is None or not found.plan.of_kind("processor"):
+        return None
+    most = image_patches(found.settings, facts, context_len(found.settings, facts))
+    return {
+        "max_patches": most,
+        "max_tokens": most // facts.vision.patches_per_token,
+        "tower_bytes": tower_bytes(facts.vision, ITEM_BYTES[facts.dtype], most),
+    }
 
 
 def kernels_of(plan: PluginPlan, facts: ModelConfig) -> dict[str, str]:
@@ -402,6 +424,9 @@ def table(facts: dict[str, Any]) -> str:
     ]
     if facts["served_by"] is not None and not facts["cache"]:
         lines.append("cache              nothing is kept: prompts are computed whole")
+    if images := facts["images"]:
+        shown = f"up to {images['max_patches']:,} patches, {images['max_tokens']:,} tokens"
+        lines.append(f"images             {shown}; the tower takes up to {images['tower_bytes'] / 2**20:,.0f} MiB")
     if served := facts["kernels"]:
         by_set = {name: [op for op in served if served[op] == name] for name in dict.fromkeys(served.values())}
         lines += [f"kernels            {name}: {', '.join(ops)}" for name, ops in by_set.items()]
