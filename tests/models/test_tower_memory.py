@@ -114,6 +114,13 @@ class Built:
         for param in self.model.parameters():
             torch.nn.init.uniform_(param, -0.01, 0.01)
 
+    def encoded(self, size: tuple[int, int]) -> torch.Tensor:
+        """Return what the tower makes of an image."""
+        given = {name: torch.from_numpy(array) for name, array in self.processor.process(picture(*size)).items()}
+        with torch.inference_mode():
+            found: torch.Tensor = self.model.encode(given)
+        return found
+
     def measure(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return an image's patches, and the bytes that are allocated at most while it is encoded."""
         given = {name: torch.from_numpy(array) for name, array in self.processor.process(picture(*size)).items()}
@@ -153,6 +160,17 @@ def test_what_a_server_starts_with(tmp_path: Path) -> None:
         assert max_patches_of(built.plan, built.files, asked) == most
     with pytest.raises(ConfigError, match="--max-image-patches 100: small images have 256 here; give at least as many"):
         max_patches_of(built.plan, built.files, 100)
+
+
+@pytest.mark.parametrize("kind", WIDE)
+def test_pieces_change_nothing(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image in pieces, the last of which is shorter, has the embeddings that it has at once, but for rounding."""
+    built = Built(tmp_path, kind, torch.float32)
+    whole = built.encoded((90, 91))
+    monkeypatch.setattr(tower, "PIECE", 56)
+    found = built.encoded((90, 91))
+    assert whole.abs().max() > 0
+    assert (found - whole).abs().max() <= 1e-5 * whole.abs().max()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
