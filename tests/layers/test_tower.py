@@ -26,29 +26,35 @@ def test_windows_are_transformers(grid: tuple[int, int], size: int) -> None:
     grids = torch.tensor([[1, *grid]])
     rows, columns = merged_places(*grid, 2, torch.device("cpu"))
     assert torch.equal(torch.stack((rows, columns), 1), get_vision_position_ids(grids, 2))
-    windows = Windows.of(rows, columns, size)
+    windows = Windows.of(rows, columns, grid, size)
     index, ends = get_vision_window_index(grids, spatial_merge_size=2, window_size=size * 14, patch_size=14)
     theirs = torch.arange(grid[0] * grid[1]).view(-1, 4)[index].flatten()
     wanted = {frozenset(part.tolist()) for part in torch.tensor_split(theirs, ends[1:-1].long())}
-    is_here = windows.is_here[:, 0, 0]
-    found = {frozenset(row[here].tolist()) for row, here in zip(windows.patches, is_here, strict=True)}
+    found = {frozenset(part.tolist()) for part in windows.order.split(lens(windows))}
     assert found == wanted
-    assert torch.equal(windows.patches.flatten()[windows.back], torch.arange(len(rows)))
+    assert torch.equal(windows.order.sort().values, torch.arange(len(rows)))
+    assert (windows.order.view(-1, 4) // 4 == windows.order[::4, None] // 4).all()
+
+
+def lens(windows: Windows) -> list[int]:
+    """Patches of each window."""
+    return [size for num, size in windows.sizes for _ in range(num)]
 
 
 def test_windows_attend_as_each_alone() -> None:
-    """Attention in padded windows is that of each window's patches by themselves."""
+    """Attention in windows of several sizes is that of each window's patches by themselves."""
     torch.manual_seed(0)
     attention = TowerAttention(32, 2, CTX)
     for param in attention.parameters():
         param.normal_()
     rows, columns = merged_places(6, 10, 2, torch.device("cpu"))
     x, rope = torch.randn(60, 32), axial_rope(rows, columns, 16, 1e4)
-    windows = Windows.of(rows, columns, 4)
-    found = attention(x, rope, windows)
-    for patches, here in zip(windows.patches, windows.is_here[:, 0, 0], strict=True):
-        mine = patches[here]
-        alone = attention(x[mine], (rope[0][mine], rope[1][mine]), None)
+    windows = Windows.of(rows, columns, (6, 10), 4)
+    assert len(windows.sizes) == 4
+    x, cos, sin = (each[windows.order] for each in (x, *rope))
+    found = attention(x, (cos, sin), windows.sizes)
+    for mine in torch.arange(60).split(lens(windows)):
+        alone = attention(x[mine], (cos[mine], sin[mine]), None)
         torch.testing.assert_close(found[mine], alone, rtol=1e-4, atol=1e-4)
 
 

@@ -86,7 +86,8 @@ class VisionTower(Protocol):
         Every rank computes the whole of it.
 
         Args:
-            arrays: What the model's image processor returned, on the model's device; not to be changed.
+            arrays: What the model's image processor returned: uint8 on the model's device, int32 on the host; not to
+                be changed.
 
         Returns:
             `[L, N, H]` in the model's dtype: N embeddings of the decoder, in the order of the image's tokens; behind

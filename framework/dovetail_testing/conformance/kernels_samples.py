@@ -101,7 +101,10 @@ def _rotations(dims: Mapping[str, int], by_row: Draw, draw: Draw, rows: int, dev
 def _norm_rotate(dims: Mapping[str, int], by_row: Draw, draw: Draw, rows: int, device: torch.device) -> Operands:
     dim = dims["D"]
     weight = draw(HEADS, dim) if rows % 2 else None
-    return [by_row(HEADS, dim), weight, EPS, draw(rows, 1, dim), draw(rows, 1, dim)]
+    rope = draw(rows, 1, dim), draw(rows, 1, dim)
+    if rows % 3 == 0:  # towers rotate in float32
+        rope = rope[0].float(), rope[1].float()
+    return [by_row(HEADS, dim), weight, EPS, *rope]
 
 
 def _latent_rows(dims: Mapping[str, int], by_row: Draw, draw: Draw, rows: int, device: torch.device) -> Operands:

@@ -21,7 +21,7 @@ from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import CausalLM, WeightRule
 from dovetail.sdk.layers.base import Layer
 from dovetail.sdk.layers.norm import RMSNorm
-from dovetail.sdk.layers.tower import PIECE, in_pieces, rotated, tower_context
+from dovetail.sdk.layers.tower import PIECE, halves_rope, in_pieces, tower_context
 from dovetail.sdk.layers.transformer import ACTIVATIONS
 from dovetail_models.gemma4 import Gemma4Decoder, unit_rms
 from dovetail_models.gemma4_images import SOFT_TOKENS
@@ -112,6 +112,7 @@ class Gemma4TowerLayer(nn.Module):
         width, dim, inner, eps = (facts[key] for key in ("hidden_size", "head_dim", "intermediate_size", "eps"))
         heads, groups = facts["num_attention_heads"] * dim, facts["num_key_value_heads"] * dim
         self._dim, self._eps, self._act = dim, eps, ACTIVATIONS[facts["hidden_act"]]
+        self._rotate = ctx.operation("norm_rotate", D=dim // 2)
 
         def linear(out_of: int, to: int) -> ClippedLinear:
             return ClippedLinear(out_of, to, ctx, is_clipped=facts["is_clipped"])
@@ -138,7 +139,7 @@ class Gemma4TowerLayer(nn.Module):
         for project, norm in ((self.q_proj, self.q_norm), (self.k_proj, self.k_norm)):
             heads = norm(project(x).view(-1, self._dim)).view(len(x), -1, self._dim)
             halves = zip(heads.chunk(2, -1), ropes, strict=True)
-            turned.append(torch.cat([rotated(half, *rope) for half, rope in halves], -1))
+            turned.append(torch.cat([self._rotate(half, None, 0.0, *rope) for half, rope in halves], -1))
         values = unit_rms(self.v_proj(x).view(len(x), -1, self._dim), self._eps)
         q, k, v = (each.transpose(0, 1)[None] for each in (*turned, values))
         found = F.scaled_dot_product_attention(q, k, v, scale=1.0, enable_gqa=True)
@@ -186,8 +187,7 @@ class Gemma4Tower(nn.Module):
         """Return cosine and sine `[N, 1, D / 2]` of half a head, by places `[N]`."""
         half = self._dim // 2
         freqs = 1.0 / (self._theta ** (torch.arange(0, half, 2, device=places.device).float() / half))
-        angles = (places[:, None] * freqs).repeat(1, 2)[:, None]
-        return angles.cos(), angles.sin()
+        return halves_rope(places[:, None] * freqs)
 
 
 class SeeingGemma4(Gemma4Decoder, SeeingDecoder):

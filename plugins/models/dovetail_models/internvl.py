@@ -19,7 +19,7 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import WeightRule
 from dovetail.sdk.layers.norm import LayerNorm, RMSNorm
-from dovetail.sdk.layers.tower import Learned, PatchEmbedding, TowerAttention, TowerLayer, Windows, in_pieces
+from dovetail.sdk.layers.tower import Divided, Learned, PatchEmbedding, TowerAttention, TowerLayer, in_pieces
 from dovetail.sdk.layers.transformer import MLP
 from dovetail_models.image_values import IMAGENET_MEAN, IMAGENET_STD, tile_sizes
 from dovetail_models.seeing import Projector, SeeingModel, check_value, number, numbers
@@ -64,7 +64,7 @@ class ScaledLayer(TowerLayer):
         super().__init__(norms, attention, mlp)
         self.attention_scale, self.mlp_scale = scales
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, windows: Windows | int | None) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, windows: Divided | None) -> Tensor:
         """See `TowerLayer`."""
         x = x + self.attention_scale.weight * self.attention(self.attention_norm(x), rope, windows)
         return in_pieces(lambda rows: rows + self.mlp_scale.weight * self.mlp(self.mlp_norm(rows)), x)
@@ -112,9 +112,9 @@ class InternTower(nn.Module):
             raise ValueError(f"an image has {len(patches)} patches, and its grid is {list(grid)}; a tile has {side}**2")
         x = self.patches(patches).view(num, side**2, -1)
         x = torch.cat((self.first.weight.expand(num, -1, -1), x), 1) + self.places.weight
-        x = x.flatten(0, 1)
+        x, tiles = x.flatten(0, 1), ((num, side**2 + 1),)
         for layer in self.layers:
-            x = layer(x, None, side**2 + 1)
+            x = layer(x, None, tiles)
         x = x.view(num, side**2 + 1, -1)[:, 1:]
         blocks = x.reshape(num, side // merge, merge, side // merge, merge, -1).transpose(2, 3)
         found: Tensor = self.projector(self.norm(blocks.reshape(num * (side // merge) ** 2, -1)))

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -107,12 +108,16 @@ class Qwen2_5Tower(nn.Module):
         """Map the patches `[N, 3 * patch * patch]` of an image to embeddings `[1, N / merged, hidden]`."""
         high, wide = checked_grid(patches, grid)
         rows, columns = merged_places(high, wide, self._merge, patches.device)
+        windows = Windows.of(rows, columns, (high, wide), self._window) if self._window else None
+        if windows is not None:
+            rows, columns, patches = (each[windows.order] for each in (rows, columns, patches))
         rope = axial_rope(rows, columns, self._dim, self._theta)
-        windows = Windows.of(rows, columns, self._window) if self._window else None
         x = self.patches(patches)
         for index, layer in enumerate(self.layers):
-            x = layer(x, rope, None if index in self._whole else windows)
+            x = layer(x, rope, None if windows is None or index in self._whole else windows.sizes)
         merged: Tensor = self.merger(x)
+        if windows is not None:
+            merged = torch.empty_like(merged).index_copy_(0, windows.order[:: self._merge**2] // self._merge**2, merged)
         return merged[None]
 
 

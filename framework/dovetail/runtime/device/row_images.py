@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dovetail.contracts.attention import ImageRows
 from dovetail.contracts.errors import ModelError
+from dovetail.contracts.processor import Arrays
 from dovetail.messages.media import MediaSpan, read_arrays
 from dovetail.messages.step import Admit, StepInput
 from dovetail.runtime.device.upload import to_device, upload
@@ -117,13 +118,19 @@ class RowImages:
         for digest in step.dropped:
             self._outputs.pop(digest, None)
         for span in step.encode:
-            arrays = read_arrays(span.file, span.arrays)
-            given = {name: to_device(torch.from_numpy(np.array(one)), self._device) for name, one in arrays.items()}
-            found = self._encode(given)
+            found = self.encode(read_arrays(span.file, span.arrays))
             if found.dim() != 3 or found.shape[1] != prod(span.grid):
                 shape = list(found.shape)
                 raise ModelError(f"encode returns a tensor {shape} for an image of {prod(span.grid)} embeddings")
             self._outputs[span.digest] = found
+
+    def encode(self, arrays: Arrays) -> Tensor:
+        """Return what the tower makes of an image's arrays."""
+        given = {name: torch.from_numpy(np.array(one)) for name, one in arrays.items()}
+        # Small numbers stay on the host: a tower that had to read them from the device would wait for all before it.
+        return self._encode(
+            {name: to_device(one, self._device) if one.dtype == torch.uint8 else one for name, one in given.items()}
+        )
 
     def _admit(self, admit: Admit) -> None:
         self._media.pop(admit.row, None)

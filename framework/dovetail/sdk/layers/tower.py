@@ -164,36 +164,34 @@ class GridEmbedding(Layer):
         return first, (first + 1).clamp(max=self._side - 1), exact - first
 
 
+Divided = Sequence[tuple[int, int]]
+"""How many windows there are, and of how many patches each, for patches that stand together by window."""
+
+
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Windows over an image's patches, padded to one length. W windows of at most S patches.
+    """Windows over an image's patches: an order in which those of a window stand together, and so do those of a size.
 
     Attributes:
-        patches: `[W, S]` int64, the patches of each window; any where it is padded.
-        is_here: `[W, 1, 1, S]` bool, where it is not.
-        back: `[N]` int64, where each patch stands among the flattened ones.
+        order: `[N]` int64, which patch stands at each place. Blocks whose patches stood together still do.
+        sizes: How they are divided.
     """
 
-    patches: Tensor
-    is_here: Tensor
-    back: Tensor
+    order: Tensor
+    sizes: Divided
 
     @classmethod
-    def of(cls, rows: Tensor, columns: Tensor, size: int) -> Windows:
-        """Divide patches at `rows`, `columns` `[N]` into squares of `size` by `size`."""
-        across = int(columns.max()) // size + 1
-        _, window = torch.unique(rows // size * across + columns // size, return_inverse=True)
-        order = torch.argsort(window, stable=True)
-        counts = torch.bincount(window)
-        place = torch.arange(len(order), device=rows.device) - (counts.cumsum(0) - counts)[window[order]]
-        shape = (len(counts), int(counts.max()))
-        patches = torch.zeros(shape, dtype=torch.int64, device=rows.device)
-        is_here = torch.zeros(shape, dtype=torch.bool, device=rows.device)
-        patches[window[order], place] = order
-        is_here[window[order], place] = True
-        back = torch.empty_like(order)
-        back[order] = window[order] * shape[1] + place
-        return cls(patches, is_here[:, None, None], back)
+    def of(cls, rows: Tensor, columns: Tensor, shape: tuple[int, int], size: int) -> Windows:
+        """Divide patches at `rows`, `columns` `[N]` of an image of that `shape` into squares of `size` by `size`.
+
+        Those at its lower and right edge may be smaller. Nothing waits for the device: sizes follow from the shape.
+        """
+        (down, low), (across, wide) = (divmod(num, size) for num in shape)
+        window = rows // size * (across + 1) + columns // size
+        kind = 2 * (rows // size >= down) + 1 * (columns // size >= across)
+        order = torch.argsort(kind * (down + 1) * (across + 1) + window, stable=True)
+        each = ((down * across, size * size), (down, size * wide), (across, low * size), (1, low * wide))
+        return cls(order, tuple((num, patches) for num, patches in each if num and patches))
 
 
 class TowerAttention(nn.Module):
@@ -220,42 +218,43 @@ class TowerAttention(nn.Module):
     ) -> None:
         super().__init__()
         self._heads, dim = num_heads, width // num_heads
+        self._rotate = ctx.operation("norm_rotate", D=dim)
         self.qkv = ctx.linear("qkv", width, [Part(name, width, dim) for name in "qkv"], bias=bias)
         self.out = ctx.linear("out", width, width, bias=bias if out_bias is None else out_bias)
         self.q_norm = None if qk_norm is None else qk_norm()
         self.k_norm = None if qk_norm is None else qk_norm()
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, windows: Windows | int | None) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, windows: Divided | None) -> Tensor:
         """Map `[N, H]` to `[N, H]`.
 
         Args:
             x: Hidden states.
-            rope: Cosine and sine `[N, 1, D]` in float32; None: no rotation.
-            windows: Patches that attend to one another; a number: windows of that size, side by side; None: all.
+            rope: Cosine and sine as `axial_rope` returns them; None: no rotation.
+            windows: Patches that attend to one another; None: all.
         """
         qkv = self.qkv(x).view(len(x), 3, -1)
         if self.q_norm is not None and self.k_norm is not None:
             qkv = torch.stack((self.q_norm(qkv[:, 0].contiguous()), self.k_norm(qkv[:, 1].contiguous()), qkv[:, 2]), 1)
-        q, k, v = qkv.view(len(x), 3, self._heads, -1).unbind(1)
-        del qkv  # as soon as windows have copies
+        heads = qkv.view(len(x), 3 * self._heads, -1)
+        qk, v = heads[:, : 2 * self._heads], heads[:, 2 * self._heads :]
         if rope is not None:
-            self._rotate(q, rope)
-            self._rotate(k, rope)
-        if not isinstance(windows, Windows):
-            shape = (-1, windows or len(x), self._heads, q.shape[-1])
-            q, k, v = (each.reshape(shape).transpose(1, 2) for each in (q, k, v))
-            found = F.scaled_dot_product_attention(q, k, v)
-            return self.out(found.transpose(1, 2).reshape(x.shape))
-        q, k, v = (each[windows.patches].transpose(1, 2) for each in (q, k, v))
-        found = F.scaled_dot_product_attention(q, k, v, attn_mask=windows.is_here).transpose(1, 2)
-        return self.out(found.flatten(0, 1)[windows.back].flatten(1))
+            qk = self._rotated(qk, rope)
+        divided = windows or ((1, len(x)),)
+        parts = [each.split([num * size for num, size in divided]) for each in (*qk.chunk(2, 1), v)]
+        found = [
+            F.scaled_dot_product_attention(*(part.unflatten(0, shape).transpose(1, 2) for part in given))
+            for shape, *given in zip(divided, *parts, strict=True)
+        ]
+        return self.out(torch.cat([part.transpose(1, 2).flatten(0, 1).flatten(1) for part in found]))
 
-    @staticmethod
-    def _rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> None:
-        """Rotate heads in place, as that takes several times their size in float32."""
-        for at in range(0, len(x), PIECE):
-            rows = slice(at, at + PIECE)
-            x[rows] = rotated(x[rows], rope[0][rows], rope[1][rows])
+    def _rotated(self, qk: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+        """Rotate heads: a piece at a time, and in place, where there are several."""
+        for part, cos, sin in zip(*(each.split(PIECE) for each in (qk, *rope)), strict=True):
+            found = self._rotate(part, None, 0.0, cos, sin)
+            if len(part) == len(qk):
+                return found
+            part.copy_(found)
+        return qk
 
 
 class TowerLayer(nn.Module):
@@ -266,31 +265,29 @@ class TowerLayer(nn.Module):
         self.attention_norm, self.mlp_norm = norms
         self.attention, self.mlp = attention, mlp
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, windows: Windows | int | None) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, windows: Divided | None) -> Tensor:
         """Map `[N, H]` to `[N, H]`; `rope` and `windows` as for its attention."""
         x = x + self.attention(self.attention_norm(x), rope, windows)
         return in_pieces(lambda rows: rows + self.mlp(self.mlp_norm(rows)), x)
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate heads `[N, heads, D]` in float32: dimension i with i + D/2."""
-    wide = x.float()
-    first, second = wide.chunk(2, -1)
-    return (wide * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
-
-
 def axial_rope(
     rows: Tensor, columns: Tensor, dim: int, theta: float, *, between: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine `[N, 1, D]` by which patches at `rows`, `columns` `[N]` are rotated.
+    """Return float32 cosine and sine `[N, 1, D]` for `norm_rotate` of patches at `rows`, `columns` `[N]`.
 
     A quarter of a head turns by the row, the next one by the column, and the second half as the first. Both have the
     same frequencies; or `between`, where the column's lie between the row's.
     """
     freqs = 1.0 / (theta ** (torch.arange(0, dim // 2, 2, device=rows.device).float() / (dim // 2)))
     of_columns = freqs * theta ** (-2 / dim) if between else freqs
-    angles = torch.cat((rows[:, None] * freqs, columns[:, None] * of_columns), -1).repeat(1, 2)[:, None]
-    return angles.cos(), angles.sin()
+    return halves_rope(torch.cat((rows[:, None] * freqs, columns[:, None] * of_columns), -1))
+
+
+def halves_rope(angles: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine `[N, 1, D]` for `norm_rotate`, of angles `[N, D / 2]`."""
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
 def merged_places(grid_rows: int, grid_columns: int, merge: int, device: torch.device) -> tuple[Tensor, Tensor]:

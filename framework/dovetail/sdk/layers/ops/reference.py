@@ -129,7 +129,7 @@ def norm_rotate(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: 
         x: `[T, N, D]`.
         weight: Norm weight of every head, or None.
         eps: Of the norm.
-        cos: `[T, 1, D]` in the dtype of `x`.
+        cos: `[T, 1, D]` in the dtype of `x`, or in float32.
         sin: As `cos`, its first half negated: rolling by half a head swaps the halves, which saves building
             `(-x2, x1)`.
 
@@ -137,7 +137,7 @@ def norm_rotate(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: 
     """
     if weight is not None:
         x = rms_norm(x, weight, eps)
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
 
 
 def latent_rows(q: Tensor, kv_a: Tensor, norm: Tensor, eps: float, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
