@@ -122,6 +122,7 @@ class Streams:
 
     def _run(self, at: int) -> None:
         body = {"model": "m", "prompt": f"stream {at}", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+        body["return_token_ids"] = True  # most tokens of random weights have no text here
         while not self._ends.is_set():
             with requests.post(f"{self._server.base}/v1/completions", json=body, stream=True, timeout=600) as reply:
                 for line in reply.iter_lines():

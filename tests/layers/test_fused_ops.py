@@ -53,10 +53,11 @@ def test_add_rms_norm(dtype: torch.dtype, width: int, with_residual: bool) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dim", [16, 64, 80, 128])
 @pytest.mark.parametrize("with_norm", [False, True])
-def test_norm_rotate(dtype: torch.dtype, dim: int, with_norm: bool) -> None:
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_norm_rotate(dtype: torch.dtype, dim: int, with_norm: bool, is_wide: bool) -> None:
     """The fused head norm and rotation equal the reference on a strided view of a fused projection."""
     x = random(3, 9, dim, dtype=dtype)[:, :6]
-    cos, sin = (random(3, 1, dim, dtype=dtype, seed=s) for s in (1, 2))
+    cos, sin = (random(3, 1, dim, dtype=torch.float32 if is_wide else dtype, seed=s) for s in (1, 2))
     weight = random(6, dim, dtype=dtype, seed=3) if with_norm else None
     close(norms.norm_rotate(x, weight, 1e-6, cos, sin), reference.norm_rotate(x, weight, 1e-6, cos, sin))
 

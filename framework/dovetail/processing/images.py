@@ -5,20 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from dovetail.base.model_files import object_if_there
 from dovetail.contracts.errors import ConfigError, RequestError
 from dovetail.contracts.processor import ImageLayout, ImageProcessor
 from dovetail.messages.media import ArrayRef, MediaSpan
 from dovetail.plugins import LoadedPlugins, PluginPlan
-from dovetail.plugins.loader import import_planned
 from dovetail.runtime.checkpoint.folder import ModelFolder
+from dovetail.runtime.image_processor import KIND, preprocessor_config, processor_of
 
-KIND = "processor"
 ORDINARY = (64, 512)
 """Sides in pixels of square images; any limit must allow one of these."""
 TRIES = 16
@@ -68,18 +65,6 @@ def make_image_processor(
     return None
 
 
-def preprocessor_config(folder: Path) -> dict[str, object]:
-    """Return what a model's folder says of image processing; empty where it has no such file.
-
-    Raises:
-        ModelError: A file is not a JSON object.
-    """
-    nested = object_if_there(folder / "processor_config.json").get("image_processor")
-    if isinstance(nested, dict):
-        return nested
-    return object_if_there(folder / "preprocessor_config.json")
-
-
 def max_patches_of(plan: PluginPlan, model: ModelFolder, asked: int | None) -> int | None:
     """Return the most patches of an image that is served, by the plan's processor and by what was asked for.
 
@@ -94,15 +79,12 @@ def max_patches_of(plan: PluginPlan, model: ModelFolder, asked: int | None) -> i
         ModelError: The model's configuration has a value that the processor cannot serve.
         ConfigError: Fewer were asked for than any image has.
     """
-    for planned in plan.of_kind(KIND):
-        cls: type[ImageProcessor] = import_planned(planned, plan.timeout_s)
-        ids = {key: 0 for key in cls.token_texts if model.config.get(key) is None}  # no tokenizer is read for it
-        found = cls.from_config({**model.config, **ids}, preprocessor_config(model.path))
-        own, least = found.max_patches(), _least_patches(found)
-        if asked is not None and asked < least:
-            raise ConfigError(f"--max-image-patches {asked}: small images have {least} here; give at least as many")
-        return min((num for num in (own, asked) if num is not None), default=None)
-    return asked
+    if (found := processor_of(plan, model)) is None:
+        return asked
+    own, least = found.max_patches(), _least_patches(found)
+    if asked is not None and asked < least:
+        raise ConfigError(f"--max-image-patches {asked}: small images have {least} here; give at least as many")
+    return min((num for num in (own, asked) if num is not None), default=None)
 
 
 def _least_patches(processor: ImageProcessor) -> int:

@@ -9,14 +9,17 @@ from dataclasses import dataclass
 import torch
 
 from dovetail.base.settings import EngineSettings
+from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.graphs.capture_queue import CaptureQueue
+from dovetail.runtime.image_processor import processor_of
 from dovetail.runtime.kernels.repeats import Repeats
 from dovetail.runtime.memory.plan import MemoryPlan
 from dovetail.runtime.start.allocate import Allocated
 from dovetail.runtime.start.check import Checked
 from dovetail.runtime.start.load import LoadedModel
 from dovetail.runtime.start.probe import Probe
+from dovetail.runtime.start.tower import TowerTrials, blank_images
 from dovetail.runtime.stepper import StepGraphs
 from dovetail.runtime.warm_up import EagerWarmUp, WarmUpLimits
 
@@ -52,7 +55,7 @@ def compile_kernels(
         alike = repeats if checked.rank.parallel.size == 1 else None
         limits = limits_of(checked, planned, 0 if decode is None else decode.max_batch)
         trials = EagerWarmUp(made.stepper, made.state, made.pool, checked.config.vocab_size, limits, alike)
-    tasks = [task for task in (prefill, decode, trials) if task is not None]
+    tasks = [task for task in (prefill, decode, trials, _tower(checked, made)) if task is not None]
     if checked.compiled is not None:
         with repeats.left_out():
             rehearsals = [task.rehearse for task in (probe, *tasks)]
@@ -77,6 +80,15 @@ def capture(checked: Checked, made: Allocated, compiled: Compiled) -> None:
     if checked.compiled is not None:
         checked.compiled.report_late()
     checked.memory.started(None if compiled.trials is None else compiled.trials.max_prefill_tokens)
+
+
+def _tower(checked: Checked, made: Allocated) -> TowerTrials | None:
+    """Return what runs the vision tower first; None where there is none, or nothing is compiled."""
+    images, settings = made.state.images, checked.settings
+    if images is None or not device_of(checked.device).compiles:
+        return None
+    processor = processor_of(checked.plugins.plan, ModelFolder(settings.folder))
+    return None if processor is None else TowerTrials(images, blank_images(processor))
 
 
 def limits_of(checked: Checked, planned: MemoryPlan, graph_rows: int) -> WarmUpLimits:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 import torch
 
-from dovetail.base.model_files import object_if_there
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.processor import Arrays, ImageProcessor
-from dovetail.plugins import LoadedPlugins
-from dovetail.plugins.loader import import_planned
-from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.device.row_images import RowImages
 
 SIZES = ((64, 64), (512, 512), (520, 312))
@@ -21,7 +18,7 @@ SIZES = ((64, 64), (512, 512), (520, 312))
 class TowerTrials:
     """A `CaptureTask`: one image at a time."""
 
-    def __init__(self, images: RowImages, each: Sequence[Arrays]) -> None:
+    def __init__(self, images: RowImages, each: Iterable[Arrays]) -> None:
         """Run nothing yet. `each` are the arrays of images."""
         self._images, self._waiting = images, list(each)
 
@@ -42,14 +39,11 @@ class TowerTrials:
         self._images.encode(self._waiting.pop(0))
 
 
-def blank_images(plugins: LoadedPlugins, folder: ModelFolder) -> list[Arrays]:
-    """Return arrays of blank images, as the plan's image processor makes them; none where it has none.
+def blank_images(processor: ImageProcessor) -> Iterator[Arrays]:
+    """Yield the arrays of blank images, of the sizes that the processor takes."""
+    from PIL import Image
 
-    Raises:
-        ModelError: The model's configuration has a value that the processor cannot serve.
-    """
-    for planned in plugins.plan.of_kind("processor"):
-        cls: type[ImageProcessor] = import_planned(planned, plugins.plan.timeout_s)
-        ids = {key: 0 for key in cls.token_texts if folder.config.get(key) is None}  # no tokenizer is read for it
-        return list(_made(cls.from_config({**folder.config, **ids}, preprocessor_config(folder.path))))
-    return []
+    for size in SIZES:
+        with suppress(RequestError):
+            processor.layout(*size)
+            yield processor.process(Image.new("RGB", size))

@@ -240,7 +240,8 @@ class TowerAttention(nn.Module):
         if rope is not None:
             qk = self._rotated(qk, rope)
         divided = windows or ((1, len(x)),)
-        parts = [each.split([num * size for num, size in divided]) for each in (*qk.chunk(2, 1), v)]
+        lens = [num * size for num, size in divided]
+        parts = [torch.split(each, lens) for each in (*qk.chunk(2, 1), v)]
         found = [
             F.scaled_dot_product_attention(*(part.unflatten(0, shape).transpose(1, 2) for part in given))
             for shape, *given in zip(divided, *parts, strict=True)
@@ -249,8 +250,8 @@ class TowerAttention(nn.Module):
 
     def _rotated(self, qk: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
         """Rotate heads: a piece at a time, and in place, where there are several."""
-        for part, cos, sin in zip(*(each.split(PIECE) for each in (qk, *rope)), strict=True):
-            found = self._rotate(part, None, 0.0, cos, sin)
+        for part, cos, sin in zip(*(torch.split(each, PIECE) for each in (qk, *rope)), strict=True):
+            found: Tensor = self._rotate(part, None, 0.0, cos, sin)
             if len(part) == len(qk):
                 return found
             part.copy_(found)

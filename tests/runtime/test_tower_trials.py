@@ -1,0 +1,68 @@
+"""The vision tower runs on blank images before an engine is ready."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dovetail.contracts.processor import Arrays
+from dovetail.plugins import Registry, make_plan
+from dovetail.runtime.checkpoint.folder import ModelFolder
+from dovetail.runtime.device.devices import device_of
+from dovetail.runtime.device.row_images import RowImages
+from dovetail.runtime.image_processor import processor_of
+from dovetail.runtime.start import capture, tower
+
+sys.path.append(str(Path(__file__).parents[1] / "models"))  # the models that see
+
+from seeing import make_vl
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "internvl", "gemma4"])
+def test_every_size_is_encoded(kind: str, tmp_path: Path) -> None:
+    """A processor's arrays of blank images are what its tower takes; a rehearsal leaves all of them to be run."""
+    make_vl(tmp_path, kind)
+    folder = ModelFolder(tmp_path)
+    plan = make_plan(Registry.scan(), model=folder.architecture, attention_backend="torch_native", processor="auto")
+    processor = processor_of(plan, folder)
+    assert processor is not None
+    seen: list[Arrays] = []
+
+    def encode(arrays: Any) -> Tensor:
+        seen.append(arrays)
+        return torch.zeros(1, 1, 1)
+
+    images = RowImages(encode, 1, torch.device("cpu"), has_sections=False)
+    trials = tower.TowerTrials(images, tower.blank_images(processor))
+    trials.rehearse()
+    assert trials.num_left == len(seen) == len(tower.SIZES)
+    while trials.num_left:
+        trials.run_next()
+    assert len(seen) == 2 * len(tower.SIZES)
+    for size, arrays in zip(tower.SIZES, seen, strict=False):
+        assert len(arrays["patches"]) == processor.layout(*size).num_patches
+
+
+def test_a_start_prepares_what_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where kernels are compiled, a start runs the tower; elsewhere nothing has to be prepared."""
+    make_vl(tmp_path)
+    folder, cpu = ModelFolder(tmp_path), torch.device("cpu")
+    plan = make_plan(Registry.scan(), model=folder.architecture, attention_backend="torch_native", processor="auto")
+    images = RowImages(lambda arrays: torch.zeros(1, 1, 1), 1, cpu, has_sections=False)
+    made: Any = SimpleNamespace(state=SimpleNamespace(images=images))
+    checked: Any = SimpleNamespace(
+        device=cpu, settings=SimpleNamespace(folder=tmp_path), plugins=SimpleNamespace(plan=plan)
+    )
+    assert capture._tower(checked, made) is None
+    monkeypatch.setattr(type(device_of(cpu)), "compiles", True)
+    trials = capture._tower(checked, made)
+    assert trials is not None
+    assert trials.num_left == len(tower.SIZES)
+    made.state.images = None
+    assert capture._tower(checked, made) is None
