@@ -210,7 +210,10 @@ SEEING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mistral3": ({"model_type": "mistral"}, {"vision_config": {**VISION, **LAYERS, "head_dim": 16}}),
     "llama4": (
         DECODERS["llama4_text"],
-        {"vision_config": {**VISION, **LAYERS, "projector_input_dim": 32, "projector_output_dim": 32}}
+        {
+            "vision_config": {**VISION, **LAYERS, "intermediate_size": 128, "projector_input_dim": 48}
+            | {"projector_output_dim": 48, "vision_output_dim": 48}
+        }
         | {"boi_token_index": 6, "eoi_token_index": 7, "image_token_index": 5},
     ),
     "llava": ({"model_type": "llama"}, {"vision_config": {**VISION, **LAYERS, "model_type": "clip_vision_model"}}),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from functools import cache
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -270,6 +273,110 @@ def gemma4_arrays(self: Any, image: Any) -> dict[str, Any]:
     return {"patches": found["pixel_values"][0][:num].astype(np.uint8), "grid": grid}
 
 
+LLAMA4_CONFIG = {
+    **{"boi_token_index": 200080, "eoi_token_index": 200081, "image_token_index": 200092},
+    **{"column_end_token_id": 200084, "row_end_token_id": 200085, "whole_image_token_id": 200090},
+    "vision_config": {"image_size": 336, "patch_size": 14, "pixel_shuffle_ratio": 0.5},
+}
+LLAMA4_PREPROCESSOR = {
+    "do_convert_rgb": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_processor_type": "Llama4ImageProcessorFast",
+    "image_std": [0.5, 0.5, 0.5],
+    "max_patches": 16,
+    "resample": 2,
+    "rescale_factor": 0.00392156862745098,
+    "resize_to_max_canvas": False,
+    "size": {"height": 336, "width": 336},
+}
+"""As in the published Llama 4."""
+
+
+@cache
+def llama4_module() -> Any:
+    """transformers' module of Llama 4's images, whatever torchvision there is: no build of it is beside every torch.
+
+    The module takes padding of it alone.
+    """
+    import torch.nn.functional as F
+    from transformers import image_processing_backends  # noqa: F401 - which looks for torchvision, too
+
+    def pad(image: Any, padding: list[int], fill: list[int]) -> Any:
+        assert not any(fill)
+        left, top, right, bottom = padding
+        return F.pad(image, (left, right, top, bottom))
+
+    names = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
+    present = {name: sys.modules.get(name) for name in names}
+    try:
+        sys.modules.update({name: ModuleType(name) for name in names})
+        sys.modules[names[-1]].functional = SimpleNamespace(pad=pad)  # type: ignore[attr-defined]
+        return importlib.import_module("transformers.models.llama4.image_processing_llama4")
+    finally:
+        for name, module in present.items():
+            sys.modules.pop(name) if module is None else sys.modules.update({name: module})
+
+
+def by_torch(images: Any, high: int, wide: int) -> Any:
+    """Resize as torchvision, which calls this."""
+    import torch.nn.functional as F
+
+    return F.interpolate(images, (high, wide), mode="bilinear", antialias=True)
+
+
+def by_pillow(images: Any, high: int, wide: int) -> Any:
+    import torch
+    from PIL import Image
+
+    each = [Image.fromarray(image.permute(1, 2, 0).numpy()).resize((wide, high), 2) for image in images]
+    return torch.stack([torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in each])
+
+
+def llama4(image: Any, resize: Any = by_torch, side: int = 336, most: int = 16, *, normalizes: bool = False) -> Any:
+    """Tiles of an image `[N, 3, side, side]`, and their rows and columns, by transformers' rules."""
+    import torch
+    from transformers.image_utils import SizeDict
+
+    cls = llama4_module().Llama4ImageProcessor
+    processor = SimpleNamespace(
+        resize=lambda images, size, resample: resize(images, size.height, size.width),
+        normalize=lambda images, mean, std: (images - mean) / std,
+    )
+    processor.rescale_and_normalize = lambda *args: cls.rescale_and_normalize(processor, *args)
+    found = cls._preprocess(
+        processor, [torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()], do_resize=True,
+        size=SizeDict(height=side, width=side), resample=2, do_rescale=normalizes, rescale_factor=1 / 255,
+        do_normalize=normalizes, image_mean=0.5, image_std=0.5, max_patches=most, resize_to_max_canvas=False,
+        disable_grouping=False, return_tensors="pt",
+    )  # fmt: skip
+    return found["pixel_values"], tuple(found["aspect_ratios"][0].tolist())
+
+
+def llama4_count(self: Any, width: int, height: int) -> int:
+    import torch
+    from transformers.image_utils import SizeDict
+
+    module = llama4_module()
+    canvases = torch.tensor(module.find_supported_resolutions(16, SizeDict(height=336, width=336)))
+    high, wide = (module.get_best_fit((height, width), canvases) // 336).tolist()
+    return 144 * (high * wide + (high * wide > 1))
+
+
+def llama4_arrays(self: Any, image: Any) -> dict[str, Any]:
+    tiles, _ = llama4(image)
+    values = tiles.reshape(-1, 3, 24, 14, 24, 14).permute(0, 2, 4, 1, 3, 5)
+    grid = np.array([len(tiles), 24, 24], np.int32)
+    return {"patches": values.reshape(-1, 3 * 14 * 14).numpy(), "grid": grid}
+
+
+LLAMA4: dict[str, Any] = {
+    "config": LLAMA4_CONFIG,
+    "preprocessor": LLAMA4_PREPROCESSOR,
+    "changes": [{"max_patches": 3}, {"resize_to_max_canvas": True}],
+    "reference_count": llama4_count,
+    "reference_arrays": llama4_arrays,
+    "tolerance": 1,
+}
 GEMMA4: dict[str, Any] = {
     "config": GEMMA4_CONFIG,
     "preprocessor": GEMMA4_PREPROCESSOR,

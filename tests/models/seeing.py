@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 from families import DECODERS, DELTA, GLM4V, HALF, MOE, QUARTER, SECTIONS, SIZES, perturb
-from image_references import INTERNVL_PREPROCESSOR, gemma3, gemma4, glm4v, internvl, pixtral, qwen2_vl, qwen3_vl
+from image_references import (
+    INTERNVL_PREPROCESSOR,
+    by_pillow,
+    gemma3,
+    gemma4,
+    glm4v,
+    internvl,
+    llama4,
+    pixtral,
+    qwen2_vl,
+    qwen3_vl,
+)
 from PIL import Image
 
 from dovetail.contracts.processor import ImageProcessor
@@ -62,6 +73,11 @@ VISION: dict[str, dict[str, Any]] = {
         **{"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2},
         **{"image_size": [28, 28], "patch_size": [7, 7], "attention_bias": True},
     },
+    "llama4": {
+        **{"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 128, "num_attention_heads": 2},
+        **{"image_size": 28, "patch_size": 7, "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
+        **dict.fromkeys(("projector_input_dim", "projector_output_dim", "vision_output_dim"), 40),
+    },
 }
 """The vision part by `model_type`."""
 TEXT: dict[str, dict[str, Any]] = {
@@ -77,6 +93,7 @@ TEXT: dict[str, dict[str, Any]] = {
     "llava": {"model_type": "mistral"},
     "mistral3": {"model_type": "mistral"},
     "internvl": {"model_type": "qwen2"},
+    "llama4": {**DECODERS["llama4_text"], "floor_scale": 16, "attn_scale": 0.5},
     "qwen3_5": {
         **DELTA,
         "head_dim": 48,
@@ -89,9 +106,11 @@ OTHERS: dict[str, dict[str, Any]] = {
     "llava": {"vision_feature_layer": -1, "vision_feature_select_strategy": "full", "image_token_index": IMAGE},
     "mistral3": {"image_token_index": IMAGE},
     "internvl": {"image_token_id": IMAGE},
+    "llama4": {"image_token_index": IMAGE, "boi_token_index": 118, "eoi_token_index": 119},
 }
 """Keys of the outer configuration by `model_type`; Qwen's models have `TOKENS`."""
 ADDED = {"[IMG_BREAK]": 124, "[IMG_END]": 125, "<img>": 126, "</img>": 127}
+ADDED |= {"<|tile_x_separator|>": 115, "<|tile_y_separator|>": 116, "<|image|>": 117}
 """Tokens of a tokenizer."""
 EDGE = {"size": {"longest_edge": 140}}
 TILES = {**INTERNVL_PREPROCESSOR, "size": {"height": 28, "width": 28}, "max_patches": 6}
@@ -103,6 +122,7 @@ PREPROCESSOR: dict[str, dict[str, Any]] = {
         "llava": EDGE,
         "mistral3": EDGE,
         "internvl": TILES,
+        "llama4": {"size": {"height": 28, "width": 28}, "max_patches": 6},
         "glm4v": FRAMES,
         "glm4v_moe": FRAMES,
     },
@@ -206,6 +226,9 @@ def processed(model: Any, images: Sequence[Image.Image]) -> Any:
     if config.model_type == "gemma4":
         made = gemma4(patch_size=4, max_soft_tokens=GEMMA4_TOKENS)(list(images), return_tensors="pt")
         return {key: made[key] for key in ("pixel_values", "image_position_ids")}
+    if config.model_type == "llama4":
+        tiles = [llama4(image, by_pillow, 28, 6, normalizes=True)[0].flatten(0, -4) for image in images]
+        return {"pixel_values": torch.cat(tiles).float()}
     if PREPROCESSOR.get(config.model_type) is FRAMES:
         return made_of(glm4v, **FRAMES)(list(images), return_tensors="pt")
     if config.model_type in PREPROCESSOR:
@@ -215,6 +238,17 @@ def processed(model: Any, images: Sequence[Image.Image]) -> Any:
     size = {"shortest_edge": PIXELS["min_pixels"], "longest_edge": PIXELS["max_pixels"]}
     given = {"min_pixels": None, "max_pixels": None, "size": size} if made is qwen2_vl else {"size": size}
     return made_of(made, **given)(list(images), return_tensors="pt")
+
+
+def seen(model: Any, image: Image.Image) -> torch.Tensor:
+    """transformers' embeddings of an image, and what deeper layers add `[L, N, H]`."""
+    found = model.get_image_features(**processed(model, [image]))
+    if model.config.model_type == "llama4":
+        return model.multi_modal_projector(found.last_hidden_state.flatten(0, 1))[None]  # type: ignore[no-any-return]
+    added = getattr(found, "deepstack_features", None) or ()
+    pooled = found.pooler_output
+    embeds = pooled.flatten(0, 1) if isinstance(pooled, torch.Tensor) else pooled[0]
+    return torch.stack([embeds, *(each[0] for each in added)])
 
 
 def made_of(made: Any, **given: Any) -> Any:

@@ -145,6 +145,7 @@ ATTRS: dict[tuple[str, str], dict[str, Any]] = {
     ("processor", "gemma4"): IMAGES.GEMMA4,
     ("processor", "glm4v"): IMAGES.GLM4V,
     ("processor", "internvl"): IMAGES.INTERNVL,
+    ("processor", "llama4"): IMAGES.LLAMA4,
     ("processor", "pixtral"): IMAGES.PIXTRAL,
     ("processor", "qwen2-vl"): IMAGES.QWEN2_VL,
     ("processor", "qwen3-vl"): IMAGES.QWEN3_VL,
@@ -215,6 +216,7 @@ SEEN = {
     *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
     *("Gemma3ForConditionalGeneration", "Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration"),
     *("Gemma4ForConditionalGeneration", "InternVLForConditionalGeneration", "Mistral3ForConditionalGeneration"),
+    "Llama4ForConditionalGeneration",
 }
 """Models whose towers are served, too."""
 

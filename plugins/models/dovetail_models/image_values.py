@@ -26,7 +26,7 @@ MAX_SIDE = 256
 MAX_TILE = 4096
 """Side of a tile, in pixels; published models have 448."""
 RATIOS = {1: 1, 0.5: 2, 0.25: 4}
-"""Sides of merged blocks by `downsample_ratio`."""
+"""Sides of merged blocks by `downsample_ratio`, or a like key."""
 
 
 def check_fixed(
@@ -108,17 +108,21 @@ def row_major(pixels: npt.NDArray[np.uint8], patch: int) -> npt.NDArray[np.uint8
     return np.ascontiguousarray(blocks).reshape(-1, 3 * patch * patch)
 
 
-def tile_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return the sides of a tile and of a patch in pixels, and of a merged block in patches, of an InternVL.
+def tile_sizes(config: Mapping[str, Any], key: str = "downsample_ratio") -> tuple[int, int, int]:
+    """Return the sides of a tile and of a patch in pixels, and of a merged block in patches.
+
+    Args:
+        config: `config.json`.
+        key: Of the ratio of sides of image and merged image, in the whole file or in `vision_config`.
 
     Raises:
         ModelError: Tiles or patches are no squares, or do not divide one another.
     """
     vision = object_of(config.get("vision_config"), "config.json: vision_config")
-    side, patch = (_square(vision, key, default) for key, default in (("image_size", 448), ("patch_size", 14)))
-    ratio = config.get("downsample_ratio", 0.5)
+    side, patch = (_square(vision, name, default) for name, default in (("image_size", 448), ("patch_size", 14)))
+    ratio = vision.get(key, config.get(key, 0.5))
     if not isinstance(ratio, int | float) or isinstance(ratio, bool) or ratio not in RATIOS:
-        raise ModelError(f"config.json: downsample_ratio {ratio!r}: possible: {', '.join(map(str, RATIOS))}")
+        raise ModelError(f"config.json: {key} {ratio!r}: possible: {', '.join(map(str, RATIOS))}")
     merge = RATIOS[ratio]
     if side % (patch * merge):
         raise ModelError(

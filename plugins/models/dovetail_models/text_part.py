@@ -91,10 +91,7 @@ def is_tied(hf: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
 class TextPart(ModelPlugin):
     """Serves the text of models that take images, too."""
 
-    architectures: ClassVar[Sequence[str]] = (
-        "Lfm2VlForConditionalGeneration",
-        "Llama4ForConditionalGeneration",
-    )
+    architectures: ClassVar[Sequence[str]] = ("Lfm2VlForConditionalGeneration",)
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:

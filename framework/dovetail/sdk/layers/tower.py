@@ -204,6 +204,7 @@ class TowerAttention(nn.Module):
         bias: On queries, keys and values.
         out_bias: On the output; None: as `bias`.
         qk_norm: Makes an RMS norm of all queries and one of all keys of a patch, before rotation; None: there is none.
+        order: Of the rows of query and key heads, see `Part`.
     """
 
     def __init__(
@@ -215,11 +216,13 @@ class TowerAttention(nn.Module):
         bias: bool = True,
         out_bias: bool | None = None,
         qk_norm: Callable[[], nn.Module] | None = None,
+        order: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
         self._heads, dim = num_heads, width // num_heads
         self._rotate = ctx.operation("norm_rotate", D=dim)
-        self.qkv = ctx.linear("qkv", width, [Part(name, width, dim) for name in "qkv"], bias=bias)
+        parts = [Part(name, width, dim, order=None if name == "v" else order) for name in "qkv"]
+        self.qkv = ctx.linear("qkv", width, parts, bias=bias)
         self.out = ctx.linear("out", width, width, bias=bias if out_bias is None else out_bias)
         self.q_norm = None if qk_norm is None else qk_norm()
         self.k_norm = None if qk_norm is None else qk_norm()
