@@ -76,6 +76,7 @@ VISION: dict[str, dict[str, Any]] = {
     "llama4": {
         **{"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 128, "num_attention_heads": 2},
         **{"image_size": 28, "patch_size": 7, "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
+        "initializer_range": 0.2,
         **dict.fromkeys(("projector_input_dim", "projector_output_dim", "vision_output_dim"), 40),
     },
 }
