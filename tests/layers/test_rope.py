@@ -31,11 +31,13 @@ CTX = BuildContext(device=torch.device("cpu"), dtype=torch.float32, factory=PLAI
 DIM, POSITIONS = 32, 256
 FACTORS = {"short_factor": [1.0 + i / 10 for i in range(16)], "long_factor": [2.0 + i / 3 for i in range(16)]}
 ORIGINAL = {"original_max_position_embeddings": 64}
+BOUNDS = ("low_freq_factor", "high_freq_factor")
 KINDS: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
     "linear": {"rope_type": "linear", "factor": 4.0},
     "dynamic": {"rope_type": "dynamic", "factor": 3.0},
     "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **ORIGINAL},
+    "llama3, one bound": {"rope_type": "llama3", "factor": 16.0, **dict.fromkeys(BOUNDS, 1.0), **ORIGINAL},
     "yarn": {"rope_type": "yarn", "factor": 4.0, **ORIGINAL},
     "yarn, every number": {
         "rope_type": "yarn",

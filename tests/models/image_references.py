@@ -332,7 +332,15 @@ def by_pillow(images: Any, high: int, wide: int) -> Any:
     return torch.stack([torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in each])
 
 
-def llama4(image: Any, resize: Any = by_torch, side: int = 336, most: int = 16, *, normalizes: bool = False) -> Any:
+def llama4(
+    image: Any,
+    resize: Any = by_torch,
+    side: int = 336,
+    most: int = 16,
+    *,
+    normalizes: bool = False,
+    enlarges: bool = False,
+) -> Any:
     """Tiles of an image `[N, 3, side, side]`, and their rows and columns, by transformers' rules."""
     import torch
     from transformers.image_utils import SizeDict
@@ -346,7 +354,7 @@ def llama4(image: Any, resize: Any = by_torch, side: int = 336, most: int = 16, 
     found = cls._preprocess(
         processor, [torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()], do_resize=True,
         size=SizeDict(height=side, width=side), resample=2, do_rescale=normalizes, rescale_factor=1 / 255,
-        do_normalize=normalizes, image_mean=0.5, image_std=0.5, max_patches=most, resize_to_max_canvas=False,
+        do_normalize=normalizes, image_mean=0.5, image_std=0.5, max_patches=most, resize_to_max_canvas=enlarges,
         disable_grouping=False, return_tensors="pt",
     )  # fmt: skip
     return found["pixel_values"], tuple(found["aspect_ratios"][0].tolist())

@@ -299,7 +299,7 @@ LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [1.0
         (rope(rope_type="linear", factor=float("nan")), r"factor is not a number \(NaN\)"),
         (rope(rope_type="yarn", factor=-2), "factor of the rotary embedding is -2.0"),
         (rope(rope_type="yarn", factor=2, beta_slow=-1), "beta_slow of the rotary embedding is -1.0"),
-        (rope(**{**LLAMA3, "high_freq_factor": 1.0}), r"low_freq_factor .* is 1.0; it must be below high_freq_factor"),
+        (rope(**{**LLAMA3, "high_freq_factor": 0.5}), r"low_freq_factor .* is 1.0; it must be high_freq_factor, 0.5"),
         (rope(**{**LONG, "short_factor": [1.0, 0.0]}), "a short_factor of the rotary embedding is not above 0"),
         (rope(partial_rotary_factor=0), "partial_rotary_factor is 0.0; it must be above 0, and 1 at most"),
         (rope(partial_rotary_factor=1.5), "partial_rotary_factor is 1.5"),

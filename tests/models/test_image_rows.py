@@ -5,13 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from image_references import INTERNVL_CONFIG, INTERNVL_PREPROCESSOR, PIXTRAL_CONFIG, PIXTRAL_PREPROCESSOR
-from seeing import ODD, Prompts, make_vl, picture, processed, reference
+from image_references import (
+    INTERNVL_CONFIG,
+    INTERNVL_PREPROCESSOR,
+    LLAMA4_CONFIG,
+    LLAMA4_PREPROCESSOR,
+    PIXTRAL_CONFIG,
+    PIXTRAL_PREPROCESSOR,
+    by_pillow,
+    llama4,
+)
+from PIL import Image
+from seeing import ODD, VISION, Prompts, make_vl, picture, processed, reference
 
 from dovetail.contracts.errors import ModelError, RequestError
 from dovetail_models.internvl_images import InternVLImages
+from dovetail_models.llama4_images import Llama4Images
+from dovetail_models.llama4_vl import Llama4_VL
 from dovetail_models.pixtral_images import PixtralImages
 from dovetail_testing.engine import make_core, serve, tokens
 
@@ -87,6 +100,104 @@ def test_what_internvl_cannot_serve_is_refused(config: Any, preprocessor: Any, m
     given = {key: value for key, value in {**INTERNVL_PREPROCESSOR, **preprocessor}.items() if value is not None}
     with pytest.raises(ModelError, match=message):
         InternVLImages.from_config({**INTERNVL_CONFIG, **config}, given)
+
+
+SIZES = {(336, 336): (1, 1), (20, 30): (1, 1), (1000, 700): (3, 3), (90, 1500): (5, 1), (3000, 400): (2, 8)}
+"""Rows and columns of tiles by width and height."""
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_tiles_of_llama_4_are_separated(size: tuple[int, int]) -> None:
+    """As its processor writes them: separators between tiles and behind rows, and the whole image behind its mark."""
+    from transformers.models.llama4.processing_llama4 import Llama4Processor
+
+    own = Llama4Images.from_config(LLAMA4_CONFIG, LLAMA4_PREPROCESSOR)
+    rows, columns = SIZES[size]
+    text = Llama4Processor._prompt_split_image(None, (rows, columns), 144)
+    texts = {"<|image_start|>": 200080, "<|image_end|>": 200081, "<|patch|>": 200092, "<|image|>": 200090}
+    texts |= {"<|tile_x_separator|>": 200084, "<|tile_y_separator|>": 200085}
+    found = own.layout(*size)
+    assert found.ids == tuple(texts[f"<|{name}|>"] for name in text.removeprefix("<|").removesuffix("|>").split("|><|"))
+    tiles = rows * columns + (rows * columns > 1)
+    assert (found.grid, found.num_patches) == ((tiles, 12, 12), 576 * tiles)
+
+
+@pytest.mark.parametrize("enlarges", [False, True])
+@pytest.mark.parametrize("most", [5, 16])
+def test_sizes_in_tiles_are_those_of_transformers(most: int, enlarges: bool) -> None:
+    """Which sizes its processor asks for, of images of 1 to 300 pixels in tiles of 28."""
+    config = {**LLAMA4_CONFIG, "vision_config": {"image_size": 28, "patch_size": 7}}
+    options = {"size": {"height": 28, "width": 28}, "max_patches": most, "resize_to_max_canvas": enlarges}
+    own, rng = Llama4Images.from_config(config, {**LLAMA4_PREPROCESSOR, **options}), np.random.default_rng(3)
+    asked: list[tuple[int, int]] = []
+
+    def resize(images: torch.Tensor, high: int, wide: int) -> torch.Tensor:
+        asked.append((int(wide), int(high)))
+        return images.new_zeros((len(images), 3, high, wide))
+
+    for size in rng.integers(1, 300, (400, 2)).tolist():
+        asked.clear()
+        _, shape = llama4(Image.new("RGB", tuple(size)), resize, 28, most, enlarges=enlarges)
+        assert (shape, asked[0]) == (own.grid(*size), own.resized(*size)), size
+
+
+@pytest.mark.parametrize("changes", [{"resize_to_max_canvas": True}, {"max_patches": 5}, {}])
+def test_what_tiles_of_llama_4_leave_free_is_black(changes: dict[str, Any]) -> None:
+    """An image keeps its shape; it grows to a tile at most, or with `resize_to_max_canvas` to all tiles."""
+    own = Llama4Images.from_config(LLAMA4_CONFIG, {**LLAMA4_PREPROCESSOR, **changes})
+    for width, height in ((40, 100), (500, 300), (700, 900), (2000, 150), (3, 800)):
+        image = Image.new("RGB", (width, height), (255, 255, 255))
+        found = own.process(image)
+        wide, high = own.resized(width, height)
+        rows, columns = own.grid(width, height)
+        pixels = found["patches"].reshape(-1, 24, 24, 3, 14, 14).transpose(0, 1, 4, 2, 5, 3).reshape(-1, 336, 336, 3)
+        canvas = pixels[: rows * columns].reshape(rows, columns, 336, 336, 3).swapaxes(1, 2)
+        canvas = canvas.reshape(rows * 336, columns * 336, 3)
+        assert canvas[:high, :wide].min() == 255
+        assert not canvas[high:].any()
+        assert not canvas[:, wide:].any()
+        most, enlarges = changes.get("max_patches", 16), "resize_to_max_canvas" in changes
+        tiles, shape = llama4(image, by_pillow, most=most, enlarges=enlarges)
+        assert (shape, len(tiles.flatten(0, -4))) == ((rows, columns), len(pixels))
+        assert (tiles.flatten(0, -4).permute(0, 2, 3, 1).numpy() == pixels).all()
+
+
+@pytest.mark.parametrize(
+    ("config", "preprocessor", "message"),
+    [
+        ({}, {"image_mean": [0.4, 0.4, 0.4]}, "image_mean"),
+        ({}, {"resample": 3}, "resample 3 is not supported; possible: 2"),
+        ({}, {"size": {"height": 224, "width": 224}}, "possible: 336 as height and as width"),
+        ({}, {"max_patches": 0}, "max_patches 0"),
+        ({}, {"resize_to_max_canvas": "no"}, "resize_to_max_canvas 'no': possible: true, false"),
+        ({"vision_config": {"image_size": 336, "pixel_shuffle_ratio": 0.3}}, {}, "pixel_shuffle_ratio 0.3: possible"),
+        ({"vision_config": {"image_size": 4088}}, {}, "give tiles of at most 131072"),
+        ({"row_end_token_id": None}, {}, r"<\|tile_y_separator\|> in the tokenizer"),
+    ],
+)
+def test_what_the_images_of_llama_4_cannot_have_is_refused(config: Any, preprocessor: Any, message: str) -> None:
+    """The key and what is possible."""
+    given = {**LLAMA4_PREPROCESSOR, **preprocessor}
+    if (side := config.get("vision_config", {}).get("image_size")) not in (None, 336):
+        given["size"] = {"height": side, "width": side}
+    with pytest.raises(ModelError, match=message):
+        Llama4Images.from_config({**LLAMA4_CONFIG, **config}, given)
+
+
+@pytest.mark.parametrize(
+    ("vision", "message"),
+    [
+        ({"hidden_act": "silu"}, "hidden_act 'silu'.*possible: 'gelu'"),
+        ({"projector_input_dim": 24}, "projector_input_dim 24.*possible: 40"),
+        ({"vision_output_dim": 24}, "vision_output_dim 24.*possible: 40"),
+        ({"intermediate_size": 48}, "intermediate_size 48: possible: 128"),
+        ({"num_attention_heads": 16}, "a head must have a multiple of four numbers"),
+    ],
+)
+def test_a_tower_that_llama_4_cannot_have_is_refused(vision: dict[str, Any], message: str) -> None:
+    """The key and what is possible."""
+    with pytest.raises(ModelError, match=message):
+        Llama4_VL.seen_facts({"vision_config": {**VISION["llama4"], **vision}})
 
 
 @pytest.mark.parametrize("vision", [{"norm_type": "rms_norm", "use_qk_norm": True, "attention_bias": False}])

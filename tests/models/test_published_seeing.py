@@ -17,6 +17,7 @@ from dovetail.runtime.checkpoint.config_keys import translate
 from dovetail_models.gemma3_vl import Gemma3_VL
 from dovetail_models.gemma4_vl import Gemma4_VL
 from dovetail_models.glm4v import Glm4v
+from dovetail_models.llama4_vl import Llama4_VL
 from dovetail_models.pixtral import Pixtral
 
 SIGLIP = {
@@ -38,6 +39,33 @@ DEFAULT = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 MISTRAL: dict[str, Any] = {
     **{"model_type": "mistral", "head_dim": 128, "hidden_size": 5120, "num_hidden_layers": 40, "vocab_size": 131072},
     **{"intermediate_size": 14336, "rope_theta": 1e9, "sliding_window": None, "max_position_embeddings": 1024000},
+}
+LLAMA4_TEXT: dict[str, Any] = {
+    **{"attention_bias": False, "attention_chunk_size": 8192, "attn_scale": 0.1, "floor_scale": 8192, "head_dim": 128},
+    **{"attn_temperature_tuning": True, "for_llm_compressor": False, "hidden_size": 5120, "intermediate_size": 8192},
+    **{"interleave_moe_layer_step": 1, "intermediate_size_mlp": 16384, "max_position_embeddings": 10485760},
+    **{"model_type": "llama4_text", "num_attention_heads": 40, "num_experts_per_tok": 1, "num_hidden_layers": 48},
+    **{"no_rope_layers": [1, 1, 1, 0] * 12, "num_key_value_heads": 8, "num_local_experts": 16, "rms_norm_eps": 1e-5},
+    **{"router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "use_qk_norm": True, "vocab_size": 202048},
+    "rope_scaling": {"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0, "rope_type": "llama3"}
+    | {"original_max_position_embeddings": 8192},
+    "rope_theta": 500000.0,
+}
+"""As in Llama 4 Scout."""
+MAVERICK = {
+    **{"interleave_moe_layer_step": 2, "max_position_embeddings": 1048576, "num_local_experts": 128},
+    **{"rope_scaling": None, "use_qk_norm": False},
+}
+LLAMA4_TOWER = {
+    **{"hidden_act": "gelu", "hidden_size": 1408, "image_size": 336, "intermediate_size": 5632, "norm_eps": 1e-5},
+    **{"model_type": "llama4_vision_model", "multi_modal_projector_bias": False, "num_attention_heads": 16},
+    **{"num_channels": 3, "num_hidden_layers": 34, "patch_size": 14, "pixel_shuffle_ratio": 0.5},
+    **{"projector_dropout": 0.0, "projector_input_dim": 4096, "projector_output_dim": 4096, "rope_theta": 10000},
+    **{"vision_feature_layer": -1, "vision_feature_select_strategy": "default", "vision_output_dim": 4096},
+}
+LLAMA4 = {
+    **{"boi_token_index": 200080, "eoi_token_index": 200081, "image_token_index": 200092},
+    "vision_config": LLAMA4_TOWER,
 }
 Published = tuple[type[ModelPlugin], str, dict[str, Any]]
 PUBLISHED: dict[str, Published] = {
@@ -61,6 +89,8 @@ PUBLISHED: dict[str, Published] = {
             **{"text_config": MISTRAL, "vision_config": PIXTRAL},
         },
     ),
+    "Llama 4 Scout": (Llama4_VL, "llama4", {**LLAMA4, "text_config": LLAMA4_TEXT}),
+    "Llama 4 Maverick": (Llama4_VL, "llama4", {**LLAMA4, "text_config": {**LLAMA4_TEXT, **MAVERICK}}),
     "LLaVA 1.5": (
         Pixtral,
         "llava",
@@ -100,6 +130,19 @@ def test_what_a_published_file_leaves_out_is_transformers_default(name: str) -> 
     full = CONFIG_MAPPING[kind].from_dict(copy.deepcopy(given)).to_dict()
     full |= {"architectures": given["architectures"]}
     assert facts(cls.config_from_hf(given)) == facts(cls.config_from_hf(full))
+
+
+@pytest.mark.parametrize("name", ["Llama 4 Scout", "Llama 4 Maverick"])
+def test_no_key_of_llama_4_is_unknown(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Every key is read or known to mean nothing; images have tiles of 24 x 24 patches, four of which are a token."""
+    _, kind, given = PUBLISHED[name]
+    given = {**given, "architectures": ["Llama4ForConditionalGeneration"], "model_type": kind}
+    with caplog.at_level(logging.WARNING):
+        config = translate(Llama4_VL.config_from_hf, given)
+    assert not caplog.records
+    assert config.vision is not None
+    assert (config.vision.embed_id, config.vision.width, config.vision.patches_per_token) == (200092, 1408, 4)
+    assert config.extra["tower"] | {"side": 24, "adapter": 4096, "depth": 34} == config.extra["tower"]
 
 
 def test_a_tower_of_gemma_4_may_call_its_rotation_default() -> None:

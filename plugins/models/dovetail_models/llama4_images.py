@@ -80,8 +80,8 @@ class Llama4Images(ImageProcessor):
         most = whole(given, "max_patches", 16, MAX_TILES)
         if (num := ((side // patch // merge) ** 2 + 1) * (most + 1) + 2) > MAX_TOKENS:
             raise ModelError(
-                f"preprocessor_config.json: max_patches {most}, with up to {num} tokens an image: give tiles of at most "
-                f"{MAX_TOKENS} tokens together"
+                f"preprocessor_config.json: max_patches {most}, with up to {num} tokens an image: give tiles of "
+                f"at most {MAX_TOKENS} tokens together"
             )
         enlarges = given.get("resize_to_max_canvas")
         if not isinstance(enlarges, bool | None):
@@ -138,15 +138,19 @@ class Llama4Images(ImageProcessor):
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """Return the width and height of the image in its tiles: those of the tiles on one side, if not too large.
 
-        Without `enlarges`, a side that is longer than a tile does not grow.
+        Without `enlarges`, a side that is longer than a tile does not grow. Sides of tiles are of float32 here, as they
+        are for transformers: they round otherwise.
         """
         rows, columns = self.grid(width, height)
-        most_high, most_wide = rows * self.side, columns * self.side
-        if not self.enlarges:
-            most_high, most_wide = min(max(height, self.side), most_high), min(max(width, self.side), most_wide)
+        most_wide, most_high = self._most(width, columns), self._most(height, rows)
         scale_wide, scale_high = most_wide / width, most_high / height
         if scale_wide < scale_high:
-            wide, high = most_wide, min(math.floor(height * scale_wide), most_high)
+            wide, high = int(most_wide), min(math.floor(height * scale_wide), int(most_high))
         else:
-            wide, high = min(math.floor(width * scale_high), most_wide), most_high
+            wide, high = min(math.floor(width * scale_high), int(most_wide)), int(most_high)
         return max(wide, 1), max(high, 1)
+
+    def _most(self, length: int, tiles: int) -> int | np.float32:
+        """Return how long a side may become; a number of float32 where it is a side of the tiles: see `resized`."""
+        grown, most = max(length, self.side), tiles * self.side
+        return np.float32(most) if self.enlarges or most < grown else grown

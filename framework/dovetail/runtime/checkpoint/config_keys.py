@@ -76,8 +76,8 @@ def _rope(rope: RopeConfig) -> Iterator[str]:
         if not math.isfinite(value) or (name in POSITIVE_OF_ROPES and value <= 0):
             yield f"{name} of the rotary embedding is {value}; it must be above 0"
     low, high = rope.params.get("low_freq_factor", 0.0), rope.params.get("high_freq_factor", math.inf)
-    if low >= high:
-        yield f"low_freq_factor of the rotary embedding is {low}; it must be below high_freq_factor, {high}"
+    if low > high:
+        yield f"low_freq_factor of the rotary embedding is {low}; it must be high_freq_factor, {high}, or less"
     for name in ("short_factor", "long_factor"):
         if any(not 0 < value < math.inf for value in getattr(rope, name)):
             yield f"a {name} of the rotary embedding is not above 0"
@@ -142,7 +142,7 @@ task_specific_params classifier_bias classifier_activation summary_type summary_
 summary_proj_to_labels summary_first_dropout cross_attention_hidden_size tie_encoder_decoder pruned_heads
 # How it is computed, with the same result; what a draft model of the same file would use; layers without a window.
 pretraining_tp chunk_size_feed_forward ep_size deterministic_flash_attn model_max_length max_window_layers
-num_nextn_predict_layers mamba_chunk_size use_mamba_kernels
+num_nextn_predict_layers mamba_chunk_size use_mamba_kernels for_llm_compressor
 # The rope's parameters say it, too (gpt-oss).
 initial_context_length
 """)

@@ -93,11 +93,15 @@ def _dynamic(rope: RopeConfig, rotated: int, max_position: int, length: int) -> 
 
 
 def _llama3(base: Tensor, rope: RopeConfig) -> Tensor:
-    """Llama 3.1: slow waves divided by `factor`, fast ones kept, a linear blend between. Source: its config.json."""
+    """Llama 3.1: slow waves divided by `factor`, fast ones kept, a linear blend between. Source: its config.json.
+
+    Llama 4 Scout has one bound, with nothing between.
+    """
     p = rope.params
     factor, low, high = p["factor"], p["low_freq_factor"], p["high_freq_factor"]
     waves_in_context = p["original_max_position_embeddings"] * base / (2 * math.pi)
-    keep = ((waves_in_context - low) / (high - low)).clamp(0, 1)
+    is_fast = (waves_in_context >= low).float()
+    keep = ((waves_in_context - low) / (high - low)).clamp(0, 1) if high > low else is_fast
     return (1 - keep) * base / factor + keep * base
 
 
