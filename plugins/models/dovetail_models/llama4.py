@@ -1,6 +1,6 @@
 """Llama 4, text: attention within chunks, every fourth layer sees all and does not rotate, experts weigh their input.
 
-Weights: as `Llama4ForCausalLM` of transformers writes them. Source: the model's card and transformers' description.
+Weights: as `Llama4ForCausalLM` of transformers writes them, or expert by expert, as quantised ones are. Source: the model's card and transformers' description.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ RULES = (
     WeightRule(AT + "router", r"layers.\1.mlp.router"),
     WeightRule(AT + r"experts\.gate_up_proj", EXPERTS + "gate_up", steps=("transpose",)),
     WeightRule(AT + r"experts\.down_proj", EXPERTS + "down", steps=("transpose",)),
+    WeightRule(AT + r"experts\.(\d+)\.(gate|up)_proj", EXPERTS + "gate_up", r"\3", r"\2"),
+    WeightRule(AT + r"experts\.(\d+)\.down_proj", EXPERTS + "down", expert=r"\2"),
     WeightRule(AT + r"shared_expert\.(gate|up)_proj", r"layers.\1.mlp.shared.gate_up", r"\2"),
     WeightRule(AT + r"shared_expert\.down_proj", r"layers.\1.mlp.shared.down"),
     WeightRule(AT + "(gate|up)_proj", r"layers.\1.mlp.gate_up", r"\2"),
