@@ -132,6 +132,7 @@ class ServerState(ReadingContext):
             template=text.template.source,
             calls_tools=text.tools is not None,
             thinks=text.reasoning is not None,
+            sees=not text.template.no_images,
         )
 
     def _open_service(self) -> StorageService:

@@ -59,6 +59,10 @@ def ask(server: Harness, *content: Any, **fields: Any) -> Any:
     return server.post("/v1/chat/completions", body)
 
 
+def events(stream: str) -> list[Any]:
+    return [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
+
+
 def text(said: str) -> dict[str, Any]:
     return {"type": "text", "text": said}
 
@@ -120,6 +124,7 @@ def test_the_server_says_whether_its_model_sees(server: SeeingHarness, harness: 
         assert (info["max_images"], info["no_images"]) == (most, why)
         assert info["max_image_patches"] == 0  # the scripted engine has no tower
         assert each.get("/props").json()["modalities"]["vision"] is bool(most)
+        assert each.state.facts().sees is bool(most)
 
 
 def test_text_says_nothing_of_images(server: SeeingHarness) -> None:
@@ -145,6 +150,23 @@ def test_several(server: SeeingHarness) -> None:
     ids = submitted(server).prompt_ids
     pad = server.tokenizer.added_tokens[PAD]
     assert all(ids[span.start : span.start + span.num] == [pad] * span.num for span in (cat, dog, again))
+
+
+def test_what_open_webui_sends(server: SeeingHarness) -> None:
+    """An image that was sent without a word, the reply to it, and the next turn; each turn sends all of them again."""
+    first = {"role": "user", "content": [text(""), part(CAT)]}
+    second = {"role": "user", "content": [text("And these?"), part(DOG), part(CAT)]}
+    turns = [first, {"role": "assistant", "content": "A cat."}, second]
+    title = [{"role": "user", "content": "### Task:\nGive a title.\nUSER: [image]"}]
+    for messages, sizes in ((turns[:1], [2]), (turns, [2, 3, 2]), (title, [])):
+        body = {"model": "tiny", "stream": True, "messages": messages, "stream_options": {"include_usage": True}}
+        reply = server.post("/v1/chat/completions", body)
+        assert reply.status_code == 200, reply.text
+        assert reply.text.endswith("data: [DONE]\n\n")
+        [usage] = [event["usage"] for event in events(reply.text) if event.get("usage")]
+        assert usage["prompt_tokens_details"].get("image_tokens", 0) == sum(sizes)
+        assert [span.num for span in submitted(server).media] == sizes
+    server.eventually(lambda: files_in(server) == [])
 
 
 def test_images_that_fill_the_context(server: SeeingHarness) -> None:

@@ -1,15 +1,17 @@
 """The conformance kit, and what this API promises."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from dovetail_ollama.reply import Ollama
+from dovetail_ollama.reply import Ollama, show
 from dovetail_ollama.request import read_chat, read_generate
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat, Text
 from dovetail_testing import ApiConformance
+from dovetail_testing.conformance.api import FACTS
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "Why?"}]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -76,6 +78,14 @@ def test_images_are_parts() -> None:
     assert (second["param"], text["text"]) == ("messages[0].images[1]", "What?")
     [chat] = read_generate({"model": "m", "images": ["aGk="]}).prompts
     assert [part["param"] for part in chat.messages[0]["content"]] == ["images[0]"]
+
+
+def test_a_model_that_sees_says_so() -> None:
+    """Clients ask for the capability before they offer images."""
+    facts = replace(FACTS, calls_tools=True, thinks=False)
+    for sees, more in ((False, []), (True, ["vision"])):
+        shown = show(replace(facts, sees=sees), {"model": "one"})
+        assert shown["capabilities"] == ["completion", "tools", *more]
 
 
 def test_results_belong_to_calls() -> None:

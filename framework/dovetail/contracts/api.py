@@ -99,6 +99,7 @@ class ServerFacts:
         template: The chat template's source; "" if there is none.
         calls_tools: Its tool calls are read.
         thinks: Its thinking is read.
+        sees: It takes images.
     """
 
     version: str
@@ -113,6 +114,7 @@ class ServerFacts:
     template: str
     calls_tools: bool
     thinks: bool
+    sees: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -300,7 +300,7 @@ def show(facts: ServerFacts, body: JsonObject) -> Mapping[str, Any]:
         raise RequestError(text, param="model", code="model_not_found", status=404)
     if given.verbose:
         raise unsupported("verbose", "the vocabulary is not shown; leave it out")
-    able = ["completion", *["tools"] * facts.calls_tools, *["thinking"] * facts.thinks]
+    able = ["completion", *["tools"] * facts.calls_tools, *["thinking"] * facts.thinks, *["vision"] * facts.sees]
     return {
         "modified_at": started(facts),
         "template": facts.template,
