@@ -75,6 +75,8 @@ WIDE: dict[str, dict[str, Any]] = {
     **{"llava": PIXTRAL, "mistral3": PIXTRAL},
     "internvl": {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 4, "use_qk_norm": True}
     | {"image_size": [40, 40]},
+    "llama4": {"hidden_size": 176, "intermediate_size": 704, "num_attention_heads": 4, "image_size": 40}
+    | dict.fromkeys(("projector_input_dim", "projector_output_dim", "vision_output_dim"), 512),
 }
 """Towers an eighth as wide as published ones, in their proportions."""
 MOST = (2 * PATCH) ** 2 * 160
@@ -82,6 +84,7 @@ LARGE: dict[str, dict[str, Any]] = {
     "gemma4": {"patch_size": PATCH, "max_soft_tokens": 70},
     "gemma3": {},
     "internvl": {**seeing.TILES, "size": {"height": 40, "width": 40}},
+    "llama4": {"size": {"height": 40, "width": 40}, "max_patches": 6},
     **{"llava": {"size": {"longest_edge": 100}}, "mistral3": {"size": {"longest_edge": 100}}},
     "glm4v": {"size": {"shortest_edge": 128, "longest_edge": 2 * MOST}, "patch_size": PATCH},
 }

@@ -120,6 +120,10 @@ class Llama4Images(ImageProcessor):
         num = side // self.patch
         return {"patches": row_major(tiles, self.patch), "grid": np.array([len(tiles), num, num], np.int32)}
 
+    def max_patches(self) -> int:
+        """See `ImageProcessor`."""
+        return (self.most + (self.most > 1)) * (self.side // self.patch) ** 2
+
     def fingerprint(self) -> str:
         """See `ImageProcessor`."""
         return f"llama4 1: {self.side} {self.patch} {self.most} {self.enlarges}"

@@ -128,7 +128,6 @@ class Qwen2_5_VL(SeeingModel):
     batch_invariant = True
     tower = Qwen2_5Tower
     tower_rules = TOWER_RULES
-    layer_widths = 16  # windows have copies, padded to one length
     sections = (16, 24, 24)
 
     @classmethod
