@@ -93,7 +93,8 @@ def decoded(data: bytes) -> Image:
             with Image.open(io.BytesIO(data), formats=(kind,)) as image:
                 check_pixels(*image.size)
                 image.load()
-                return _on_white(ImageOps.exif_transpose(image))
+                ImageOps.exif_transpose(image, in_place=True)  # else it is copied where there is nothing to turn, too
+                return _on_white(image)
     except (MediaError, MemoryError):
         raise
     except Exception as error:  # decoders raise nearly anything about what is damaged

@@ -26,6 +26,7 @@ from dovetail.contracts.errors import DovetailError
 from dovetail.grammar.compile.memory import (
     address_space,
     count_most_anew,
+    keep_blocks,
     most_own_bytes,
     resident_bytes,
     return_large_blocks,
@@ -139,6 +140,8 @@ class PreloadedState:
     def serve(self, channel: socket.socket) -> None:
         """Do one job after another, as long as they leave little behind, or until the socket closes."""
         os.nice(NICE)
+        if self._media is not None:
+            keep_blocks()  # before there is a job: of what an image takes, a third were page faults
         addresses = address_space()
         set_threads(self._num_threads)
         if self._text.tokenizer.inline_chars:
