@@ -79,6 +79,7 @@ NAMED = [
             ("<!-- a\n\n", "\n-->"), ("So <!--", "-->"), ("So <!--\n\n", "-->"), ('"""A call.\n\n', '\n"""'),
             ('x = """\n\n', '"""'), ("'''\n\n", "\n'''"), ("\\begin{verbatim}\n\n", "\n\\end{verbatim}"),
             ("  \\begin{lstlisting}[a=b]\n", "\\end{lstlisting}"), ("So \\begin{alltt}\n\n", "\\end{alltt}"),
+            ("x = f'''", "'''"), ('x = r"""', '"""'), ('s"""\n\n', '\n"""'),
             ("So \\verb|", "|"), ("So \\verb*!", "!"), ("~~~ xml\n", "\n~~~"),
         )
     ),
@@ -212,6 +213,21 @@ def test_a_call_counts_behind_what_was_named(name: str, tokenizer: Tokenizer) ->
     assert [call.name for call in reply.tool_calls] == ["get_weather", "now"]
 
 
+@pytest.mark.parametrize("name", sorted(CONTENT_FIRST))
+def test_what_is_named_behind_calls_is_text(name: str, tokenizer: Tokenizer) -> None:
+    """In code and in quotation marks, also where nothing ends a section; a call behind that counts."""
+    (spec,) = (spec for each, spec, _ in formats(tokenizer) if each == name)
+    fence = "~~~" if "```" in CALLS[name] else "```"
+    for said in (f"For example:\n\n{fence}\n{CALLS[name]}\n{fence}\nSo.", f"\u201c{CALLS[name]}\u201d it was."):
+        text = f"{CALLS[name]}\n\n{said}"
+        for chunks in ([text], [*text]):
+            reply = parsed(spec, None, "<a>", chunks, "stop")
+            assert [call.name for call in reply.tool_calls] == ["get_weather", "now"]
+            assert (reply.content or "").strip() == said
+        reply = parsed(spec, None, "<a>", [*f"{text}\n\n{CALLS[name]}"], "stop")
+        assert [call.name for call in reply.tool_calls] == 2 * ["get_weather", "now"]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -242,6 +258,19 @@ def test_a_call_counts_behind_what_was_named(name: str, tokenizer: Tokenizer) ->
         "So \\verb|`| or \\verb and \\begin{document}\n",
         'It is 6\'3""" or "a""b""". ',
         "So `<!--` and\n\n```\n<!--\n```\n",
+        "It is 5''\n",
+        "f''(x) = 2, so: ",
+        "The third derivative f'''(x): ",
+        "It is f''' = 0: ",
+        'x = f"" ',
+        "Ek soek 'n hotel: ",
+        "Morgen in 's-Hertogenbosch: ",
+        "The '24 forecast: ",
+        "'Tis so: ",
+        "Rock \u2018n roll: ",
+        '^_^"\n',
+        "<pre>\n```\n</pre>\n",
+        "So `<tool_call>\n```\n` or \u201c<tool_call>\n```\n\u201d.\n",
     ],
 )
 def test_code_ends(text: str, tokenizer: Tokenizer) -> None:
@@ -255,7 +284,7 @@ def test_a_place_does_not_depend_on_chunks() -> None:
     """Of a text, where a marker may come that is asked for its place."""
     units = ["'", '"', "`", "```", "~~~", "\n", "\n\n", "<code>", "</code>", "<PRE>", ". ", ".", "x", " ", "    "]
     units += ["<!--", "-->", "\\verb|", "|", "\\begin{verbatim}", "\\end{verbatim}", '"""', "'''", "\\"]
-    units += ["\t", "\r\n", "> ", "- ", "1. ", "“", "”", "=", "<tool>", "#", "r>", "é", "9"]
+    units += ["f", "'n", "(", "\t", "\r\n", "> ", "- ", "1. ", "“", "”", "=", "<tool>", "#", "r>", "é", "9"]
     rng = random.Random(41)
     for _ in range(20_000):
         whole, cut = Place(), Place()

@@ -143,9 +143,9 @@ class IncrementalParser(ABC):
     def _pass(self, piece: str) -> list[Event]:
         """Return the events of a token that means nothing but text."""
         self.num_chars += len(piece)
-        self.place.last = piece
         if self._phase is ReplyPhase.TOOL:
             return self._pass_call(piece)
+        self.place.last = piece
         if self._phase is not ReplyPhase.IN:
             return [ContentDelta(piece)]
         self.reasoning_tokens += 1

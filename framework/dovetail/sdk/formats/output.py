@@ -180,6 +180,9 @@ class FormatParser(SectionParser):
                 self._push("")
                 self._release()
                 return self._take(role, marker) if role is Role.TOOL_START else False
+            if role is Role.TOOL_START and self.place.is_quoted:  # behind the calls stands text that names it
+                self.place.hold_call()
+                return False
         if role is Role.TOOL_START:
             self._open_section(marker)
         elif role in (Role.TOOL_TEXT, Role.TOOL_BARE):

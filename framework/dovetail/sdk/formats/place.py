@@ -34,9 +34,19 @@ _SIGN = re.compile(f"[{_CLASS}]")
 _PART = re.compile(rf"\n|`+|~+|[<\\{_MARKS}]|[^{_CLASS}]+")
 _OPENERS = "“‘«‹„‚「『｢《〈〝"
 """Quotation marks that open also behind a word."""
-_BEHIND_WORD = re.compile(r"(?![\u2e80-\u9fff\uf900-\ufaff])(?:[^\W_]|[.!?)\]}>]|[,;:](?=['’]))")
+_BEHIND_WORD = re.compile(r"(?![\u2e80-\u9fff\uf900-\ufaff])(?:[^\W_]|[.!?)\]}>^]|[,;:](?=['’]))")
 """Another quotation mark behind it opens nothing: it closes, or stands for a letter. Where no blanks are written
 between words, it opens."""
+_PREFIX = re.compile(r"[A-Za-z]\"\"\"|[bBfFrRuU]'''")
+"""Three marks that open a string with a prefix of Python's, or another language's: `r\"\"\"`."""
+_PRIME = re.compile(r"[ \t(),.;:=+*/^-]")
+"""Behind three single marks, it shows that they are no string's, but a function's third derivative."""
+_ELIDED = re.compile(
+    r"(?:\d\ds?|[kmnrst]|ns|em|er|til|till|tis|twas|twere|twill|twould|cause|cos|cuz|bout|round)(?=[^\w'’])", re.I
+)
+"""Behind a mark, it shows that the mark stands for letters: the '90s, 'tis, Afrikaans 'n, Dutch 's."""
+_MAX_ELIDED = 8
+"""Characters that are looked at behind such a mark."""
 _MAY_LEAD = re.compile(r"(?:[ \t\r>*+-]|\d[.)]?)*")
 """What may become `_LEAD`."""
 _LEAD = re.compile(r"(?:[ \t]*(?:>|(?:[-*+]|\d{1,9}[.)])(?=[ \t])))*[ \t\r]*")
@@ -68,9 +78,9 @@ class Place:
     """
 
     __slots__ = (
-        "_attribute", "_closes", "_element", "_fence", "_has_text", "_holds_call", "_in_quote", "_is_blank",
-        "_is_code", "_is_doubled", "_is_fresh", "_is_info", "_is_kept", "_lead", "_mark_begins", "_may_indent",
-        "_opens", "_quote", "_raw", "_raw_end", "_run", "_span", "_tag", "_tag_begins", "last",
+        "_attribute", "_behind", "_closes", "_element", "_fence", "_has_text", "_holds_call", "_in_quote", "_inert",
+        "_is_blank", "_is_code", "_is_doubled", "_is_fresh", "_is_info", "_is_kept", "_is_prime", "_lead", "_mark_begins",
+        "_may_indent", "_opens", "_quote", "_raw", "_raw_end", "_run", "_span", "_tag", "_tag_begins", "last",
     )  # fmt: skip
 
     def __init__(self, *, behind_call: bool = False) -> None:
@@ -92,6 +102,9 @@ class Place:
         """Whether only blanks stand in such text, which goes on in the next line then."""
         self._is_doubled = self._mark_begins = False
         """Whether the last quotation was empty; whether its mark began a line."""
+        self._inert, self._is_prime = "", False
+        """The last mark that opened nothing, with what it stands behind and the same marks that follow; whether three
+        of them may be a derivative's."""
         self._is_info = False
         """Whether nothing but a language's name follows the backticks that opened code in a line."""
         self._tag_begins = False
@@ -115,6 +128,8 @@ class Place:
             """What closes the quotation that is open in this line."""
         self._attribute = ""
         """What closes an attribute's value, or another quotation, that is open within the quotation."""
+        self._behind = ""
+        """The beginning of what stands behind the mark that opened a quotation."""
         self._tag: str | None = None
         """What stands from `<` or a backslash on, as long as it may begin or end code."""
         self._opens = ""
@@ -190,8 +205,8 @@ class Place:
         """Take text within a line, or a mark."""
         if self._run:
             self._end_run()
-        if self._may_be_apostrophe and _SENTENCE.search(self.last[-1:] + part) is not None:
-            self._quote = ""
+        if self._quote in _APOSTROPHES and not self._holds_call:
+            self._take_behind_apostrophe(part)
         if self._closes or self._is_info:
             self._closes = self._closes and part.isspace()
             self._is_info = self._is_info and _INFO.fullmatch(part) is not None
@@ -203,6 +218,13 @@ class Place:
             self._mark(part)
         if self._is_blank:
             self._take_lead(self._lead + part)
+
+    def _take_behind_apostrophe(self, part: str) -> None:
+        """Take what stands behind a mark: it opened no quotation if a sentence ends, or if it stands for letters."""
+        if len(self._behind) < _MAX_ELIDED:
+            self._behind += part
+        if _ELIDED.match(self._behind) is not None or _SENTENCE.search(self.last[-1:] + part) is not None:
+            self._quote = ""
 
     def _take_lead(self, text: str) -> None:
         """Take the beginning of a line."""
@@ -268,6 +290,12 @@ class Place:
 
     def _take_raw(self, part: str) -> None:
         """Take more of it, a part of the text."""
+        if self._is_prime:
+            self._is_prime = False
+            if _PRIME.match(part) is not None:
+                self._raw = ""
+                self._take(part)
+                return
         text = self._raw_end + part
         at = text.find(self._raw)
         if at >= 0:
@@ -291,13 +319,27 @@ class Place:
             if self.last[-1:] == "=" or self._opens_within(mark):
                 self._attribute = mark
             else:
-                self._quote, self._is_doubled = "", mark == self.last
+                self._quote, self._is_doubled, self._inert = "", mark == self.last, ""
         elif self._quote:
             return
         elif self._is_doubled and mark == self.last and mark in "\"'":
             self._open_raw(3 * mark, True, self._mark_begins)
-        elif mark in _OPENERS or _BEHIND_WORD.match(self.last[-1:] + mark) is None:
+        elif mark in _OPENERS or not self._is_inert(mark):
             self._quote, self._is_doubled, self._mark_begins = _CLOSING.get(mark, ""), False, self._is_blank
+            self._behind = ""
+        elif _PREFIX.fullmatch(self._inert) is not None:
+            self._open_raw(3 * mark, True, False)
+            self._is_prime = bool(self._raw) and mark == "'"
+
+    def _is_inert(self, mark: str) -> bool:
+        """Whether a mark opens nothing: it stands behind a word, or behind such a mark, as for inches."""
+        if self._inert and self.last == mark == self._inert[-1]:
+            self._inert += mark
+        elif _BEHIND_WORD.match(self.last[-1:] + mark) is not None:
+            self._inert = self.last[-1:] + mark
+        else:
+            self._inert = ""
+        return bool(self._inert)
 
     def _opens_within(self, mark: str) -> bool:
         """Whether a straight mark that may close the quotation opens another within, as none does before a call."""
@@ -316,7 +358,9 @@ class Place:
         self._is_info = False
         if self._fence:
             self._closes = begins and run.startswith(self._fence)
-        elif begins and len(run) >= 3:
+        elif self._is_code or self._element or (self._quote and self._holds_call):
+            return  # in code, it is a part of it
+        elif begins and len(run) >= 3 and not self._span:
             self._opens = run
         elif run[0] == "`":
             if self._opens[:1] == "`":

@@ -71,6 +71,8 @@ class SectionParser(IncrementalParser):
                 self._hold_again()
 
     def _pass_call(self, piece: str) -> list[Event]:
+        if not self._explained:
+            self.place.last = piece
         events = self._body.feed(piece) if self._body is not None else []
         if not (events or self._in_doubt):
             return []
@@ -83,7 +85,7 @@ class SectionParser(IncrementalParser):
             return self._drain()
         if len(events) == 1:
             kind = type(events[0])
-            if kind is ToolArgs or (kind is Malformed and not self._opening):
+            if kind is ToolArgs:
                 return cast("list[Event]", events)
         self._tool_events(events)
         return self._drain()
@@ -162,10 +164,10 @@ class SectionParser(IncrementalParser):
             if self._in_doubt is not None and self._body.left is not None:
                 self._end_doubt(self._body.left)
                 return
-        if self._explained:
-            self.place = Place(behind_call=True)
-        else:
+        if not self._explained:
             self._end_noise(marker, is_named=is_last and not cut)
+        elif marker:
+            self.place = Place(behind_call=True)
         self._body = self._in_doubt = None
         self._phase = ReplyPhase.OUT
         self._lead = self._new_lead()
@@ -197,7 +199,9 @@ class SectionParser(IncrementalParser):
                 continue
             if isinstance(event, ToolStart):
                 self._flush_noise("")
-                self._explained = True
+                self._explained, self.place = True, Place(behind_call=True)
+            elif isinstance(event, Malformed) and self._explained:
+                self.place.feed(event.text)
             self._event(event)
 
     def _hold_noise(self, text: str) -> None:

@@ -68,6 +68,7 @@ class HeadedCalls(MarkedCalls):
         self._begin, self._end = begin, end
         self._stops = frozenset(stops)
         self._ends = tuple(filter(None, (begin, end, FENCE if is_fenced else "")))
+        self._blanks = "` \t\r\n" if is_fenced else " \t\r\n"
         self._breaks = "".join(sorted({text[0] for text in self._ends} & {"<", "`"}))
         self._is_marked = False
         self._at: At = "between"
@@ -143,7 +144,7 @@ class HeadedCalls(MarkedCalls):
             return
         self._raw.append(text)
         if self._at == "tail":
-            if text.strip("` \t\r\n"):
+            if text.strip(self._blanks):
                 self._break()
             return
         if self._at == "between" and not text.isspace():
