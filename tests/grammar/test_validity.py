@@ -10,6 +10,7 @@ import jsonschema_rs
 import pytest
 
 from dovetail.grammar.compile.validity import conforms
+from dovetail.sdk.schemas import formats
 
 TEXTS = [
     "",
@@ -165,6 +166,15 @@ def test_formats_are_told_or_nobody_knows(name: str, text: str, expected: bool |
     assert conforms(schema, json.dumps({"a": text})) is expected
     assert conforms(schema, json.dumps({"a": text, "b": "x"})) is False
     assert conforms({"type": ["string", "integer"], "format": name}, "3") is True
+
+
+@pytest.mark.parametrize("unit", ["a", "1-", "%20", "/", "a|", "\u00e9", "a.", "(a", "[a-", "{a,", "1:", "~0"])
+def test_long_texts_are_matched_with_formats_soon(unit: str) -> None:
+    """No expression of a format tries each way to divide a text: that would take years."""
+    found = {
+        name for name, one in (formats.PATTERNS | formats.TEXT_PATTERNS).items() if re.fullmatch(one, f"{100 * unit} ")
+    }
+    assert found <= {"json-pointer", "regex"}
 
 
 def test_content_as_draft_7_asks_for_it_is_not_known() -> None:

@@ -79,8 +79,9 @@ class Place:
 
     __slots__ = (
         "_attribute", "_behind", "_closes", "_element", "_fence", "_has_text", "_holds_call", "_in_quote", "_inert",
-        "_is_blank", "_is_code", "_is_doubled", "_is_fresh", "_is_info", "_is_kept", "_is_prime", "_lead", "_mark_begins",
-        "_may_indent", "_opens", "_quote", "_raw", "_raw_end", "_run", "_span", "_tag", "_tag_begins", "last",
+        "_is_blank", "_is_code", "_is_doubled", "_is_fresh", "_is_info", "_is_kept", "_is_prime", "_lead",
+        "_mark_begins", "_may_indent", "_opens", "_quote", "_raw", "_raw_end", "_run", "_span", "_tag", "_tag_begins",
+        "last",
     )  # fmt: skip
 
     def __init__(self, *, behind_call: bool = False) -> None:

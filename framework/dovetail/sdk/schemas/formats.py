@@ -36,7 +36,8 @@ _LABEL = r"(?:[a-zA-Z0-9]{1,63}|[a-zA-Z0-9](?:-?[a-zA-Z0-9]){0,30})"
 _SHORT = "[a-zA-Z0-9](?:-?[a-zA-Z0-9]){0,14}"
 _HOST = rf"(?:{_LABEL}(?:\.{_LABEL}){{%d,2}}|{_SHORT}(?:\.{_SHORT}){{%d,6}})"
 """At most 253 characters: three labels, or seven short ones."""
-_WORD = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~]+"
+_LETTERS = r"a-zA-Z0-9!#$%&'*+/=?^_`{|}~"
+_WORD = f"[{_LETTERS}]+"
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 """No year 0: many a program has none."""
 _LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
@@ -67,7 +68,7 @@ PATTERNS = {
     "date": f"^(?:{_DATE})$",
     "email": rf"^{_WORD}(?:[.-]{_WORD})*@{_HOST % (1, 1)}$",
     "hostname": f"^{_HOST % (0, 0)}$",
-    "idn-email": rf"^(?:{_WORD}|[{_SCRIPTS}])(?:[.-]?(?:{_WORD}|[{_SCRIPTS}]))*@{_HOST % (1, 1)}$",
+    "idn-email": rf"^[{_LETTERS}{_SCRIPTS}]+(?:[.-][{_LETTERS}{_SCRIPTS}]+)*@{_HOST % (1, 1)}$",
     "idn-hostname": f"^{(_HOST % (0, 0)).replace('A-Z', '')}$",
     "iri": _reference("\u00a1-\ud7ff\uf900-\ufdcf\ufdf0-\uffef", absolute=True),
     "iri-reference": _reference("\u00a1-\ud7ff\uf900-\ufdcf\ufdf0-\uffef", absolute=False),
