@@ -158,6 +158,27 @@ def test_what_the_prompt_teaches_counts(name: str, tmp_path: Path) -> None:
     assert detect(REGISTRY, TokenizerFiles.read(tmp_path))["tool_parser"].name == name.partition(".")[0]
 
 
+NAMED = "Never write [TOOL_CALLS], <|python_tag|>, <minimax:tool_call> or <tool_call>. Tools: {{ tools | tojson }}"
+"""What a prompt with tools says of other families."""
+CALL = "{% for c in m.tool_calls or [] %}{% set f = c.function %}SHOWN{% endfor %}<|im_end|>"
+SHOWN = {
+    "\nAction: {{ f.name }}\nAction Input: {{ f.arguments | tojson }}": "template",
+    '<call>{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}</call>': "template",
+    '\n<TOOLCALL>[{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}]</TOOLCALL>': "nemotron",
+    '{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}': "llama3",
+    "<|use|>{{ loop.index0 }}/{{ f.name }}/{{ f.arguments | tojson }}<|end|>": None,
+}
+"""Calls of a history, and the parser."""
+
+
+@pytest.mark.parametrize("shown", SHOWN)
+def test_calls_that_are_shown_count_before_tags_that_a_prompt_names(shown: str, tmp_path: Path) -> None:
+    """The history shows the model's own format; nothing else is taken where no parser reads that."""
+    source = listed(NAMED) + TURNS.replace("<|im_end|>", CALL.replace("SHOWN", shown), 1)
+    (tmp_path / "chat_template.jinja").write_text(source)
+    assert detect(REGISTRY, TokenizerFiles.read(tmp_path))["tool_parser"].name == SHOWN[shown]
+
+
 def test_an_answer_between_markers_without_thinking(tmp_path: Path) -> None:
     """Cohere's markers around an answer are dropped, also of models that do not think."""
     source = (

@@ -8,7 +8,7 @@ where the best of those tried cannot be beaten. Trying one means to read back wh
 |---|---|
 | gives the message | the clue's, but at least 0.4, and 0.1 more |
 | is not possible, since the template does not print such a message behind the prompt | the clue's |
-| gives something else | half of the clue's, unless the prompt itself teaches its marker |
+| gives something else | half of the clue's, unless the prompt teaches its marker; 0 if other marks stand there |
 
 Where it is not possible, but the template begins thinking in the prompt, parsers of those markers score at least 0.5.
 """
@@ -208,6 +208,12 @@ class MatchScore:
     is_taught: bool = False
 
 
+_JSON_HEAD = re.compile(r"\s*\[?\s*\{")
+"""How a call begins that is plain JSON."""
+_CALL_BEGINS = r"(?:\w|\s*[<{\[(])"
+"""What follows a marker where a prompt shows a call, rather than names the marker."""
+
+
 class CandidateVocabulary:
     """The tokenizer as far as it is known without loading it."""
 
@@ -255,6 +261,13 @@ class CandidateModel:
         """Which texts of the template, and of what the tokenizer says of replies, count."""
         return TemplateEvidence(self.template, _plain(self.declared) if self.declared else "")
 
+    @cached_property
+    def call_head(self) -> str:
+        """What the template writes before the name in a call; "" where it shows no call, or only one of plain JSON."""
+        shown = self.template.written(CALLED[0])
+        head, found, _ = ("" if shown is None else shown.output or "").partition(NAMES[0])
+        return head.strip() if found and _JSON_HEAD.match(head) is None else ""
+
     def written(self, kind: str) -> str:
         """Return the replies that the template shows, with what the prompt begins of them; "" where it shows none."""
         if kind == "reasoning_parser":
@@ -264,11 +277,12 @@ class CandidateModel:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A parser, what its clues say of the template, and the most that it can score."""
+    """A parser, what its clues say of the template, the most that it can score, and whether a shown reply opens so."""
 
     record: PluginRecord
     said: float
     most: float
+    is_shown: bool
 
 
 class Candidates:
@@ -300,7 +314,7 @@ class Candidates:
             if said or (opens and opens in begun):
                 at_least = OPENED if written else ENOUGH if opens and opens in begun else 0.0
                 most = round(max(said, at_least) + (READ if written else 0), 2)
-                self._all.append(Candidate(record, said, min(most, 1.0)))
+                self._all.append(Candidate(record, said, min(most, 1.0), bool(opens) and opens in written))
 
     def ranked(self, family: str | None = None) -> tuple[MatchScore, ...]:
         """Try those that can be the best, at most `MOST` in all, and return what was tried, the best first.
@@ -317,10 +331,10 @@ class Candidates:
             return sorted(scores, key=lambda one: place(one.score, one.name, one.aliases))
 
         rows = [(place(one.most, one.record.name, one.record.facts.aliases), one) for one in self._all]
-        for limit, candidate in sorted(rows, key=lambda row: row[0]):
+        for limit, candidate in sorted(rows, key=lambda row: (row[0][0], not row[1].is_shown, row[0])):
             best = next(iter(tried()), None)
             if best is not None and place(best.score, best.name, best.aliases) <= limit:
-                break
+                continue
             if candidate.record.qualified not in self._tried:
                 if len(self._tried) == MOST:
                     break
@@ -336,11 +350,13 @@ class Candidates:
 
         def score(plugin: Any) -> MatchScore:
             reads_back = _reads_back(plugin.for_template(model.template), model, self._base)
-            is_taught = reads_back is False and _is_taught(plugin, model.template)
+            is_taught = reads_back is False and not model.call_head and _is_taught(plugin, model.template)
             if reads_back:
                 scored = max(said, OPENED) + READ
             elif reads_back is None and said < ENOUGH and _begins_in_prompt(plugin, model):
                 scored = ENOUGH
+            elif reads_back is False and _writes_otherwise(plugin, model):
+                scored = 0.0
             else:
                 scored = said / 2 if reads_back is False and not is_taught else said
             return MatchScore(name, min(round(scored, 2), 1.0), reads_back, record.facts.aliases, is_taught)
@@ -398,7 +414,18 @@ def _is_taught(plugin: Any, template: ChatTemplate) -> bool:
             with_tools, plain = (template.render([QUESTION], tools=each).text for each in (tools, None))
     except RequestError:
         return False
-    return section is not None and bool(section.start) and section.start in with_tools and section.start not in plain
+    if section is None or not section.start or section.start in plain:
+        return False
+    return re.search(re.escape(section.start) + _CALL_BEGINS, with_tools) is not None
+
+
+def _writes_otherwise(plugin: Any, model: CandidateModel) -> bool:
+    """Whether the template shows a call behind marks of which the parser knows none."""
+    if not (isinstance(plugin, ToolParser) and model.call_head):
+        return False
+    section = plugin.for_template(model.template).extend(FormatSpec(), tools_of(CALLED[:1]) or ()).tools
+    marks = () if section is None else (section.start, *section.also, *section.starts)
+    return any(marks) and not any(mark and mark in model.call_head for mark in marks)
 
 
 def _begins_in_prompt(plugin: Any, model: CandidateModel) -> bool:
