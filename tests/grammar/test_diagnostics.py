@@ -128,6 +128,8 @@ def said_of(served: Served, **grammar: Any) -> str:
         ({"regex": "x[z-a]"}, ['at character 3 ("z-a")', "the smaller character first"]),
         ({"regex": "a{5,2}"}, ['character 2 ("{5,2}")', "the smaller number first"]),
         ({"regex": "(a)\\1"}, ["backreferences", "write the texts out"]),
+        ({"regex": "(?m)^a$"}, ["a line anchor", "write the line breaks out"]),
+        ({"regex": "a^"}, ["matches no text", "look for an anchor"]),
         ({"ebnf": "root ::= x"}, ["the rule 'x' is not defined", "define it"]),
         ({"ebnf": 'root ::= "a'}, ["line 1, column 10", "a quote"]),
         ({"ebnf": 'foo ::= "a"'}, ["no rule `root`", "begins with root"]),

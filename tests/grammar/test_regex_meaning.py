@@ -188,6 +188,10 @@ def test_what_has_one_meaning_is_not(given: str) -> None:
         (r"(?!foo)\w+ \d{3}", ["éa 123", "fo 000"], ["foo 123", "foo1 123"]),
         (r"\s(?!a)", ["\u2003", "\x85"], ["\ufeff", "a"]),
         ("[]a](?!b).", ["]x", "a]"], ["ab", "x"]),
+        ("(^a|b$)c?", ["a", "ac", "b"], ["c", "bc", ""]),
+        ("^(a|$)b?", ["a", "ab", ""], ["b"]),
+        ("x*(^a)", ["a"], ["xa"]),
+        ("(a$)?b|^c$", ["b", "c"], ["ab", "a"]),
     ],
 )
 def test_words_and_spaces_are_unicodes(

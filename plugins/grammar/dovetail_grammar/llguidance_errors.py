@@ -24,7 +24,7 @@ _REGEX = re.compile(r"regex parse error:\n {4}(.*)\n {4}( *)(\^+)\s*\nerror: (.*
 _AROUND = re.compile(r"lookarounds not supported yet; (\w+) in regex /(.*)/")
 _PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 _SOURCE = re.compile(r"^ *\d+ \| .*$|^ *\^+ *$", re.MULTILINE)
-_NAMED = {"Start": "an anchor ^ within", "End": "an anchor $ within"}
+_NAMED = {"Start": "an anchor ^ within", "End": "an anchor $ within", "Word": "a word boundary"}
 
 
 def worded(error: str, kind: Kind) -> str:
@@ -35,7 +35,7 @@ def worded(error: str, kind: Kind) -> str:
         kind: Of the grammar.
     """
     place = _PLACE.match(error)
-    said = _said(error[place.end() :] if place else error)
+    said = _said(error[place.end() :] if place else error, kind)
     return f"line {place[1]}, column {place[2]}: {said}" if place and kind is Kind.LARK else said
 
 
@@ -45,7 +45,7 @@ def first_line(error: str) -> str:
     return " ".join(lines)[:MAX_LEN]
 
 
-def _said(error: str) -> str:
+def _said(error: str, kind: Kind) -> str:
     found = _REGEX.search(error)
     if found is not None:
         pattern, before, marked, why = found.groups()
@@ -53,7 +53,9 @@ def _said(error: str) -> str:
         return f'the regex "{pattern}" cannot be read at character {at + 1} ("{pattern[at : at + len(marked)]}"): {why}'
     around = _AROUND.search(error)
     if around is not None:
-        return f'the regex "{around[2]}" holds {_NAMED.get(around[1], "a word boundary")}, which is not supported'
+        held = _NAMED.get("Word" if around[1].startswith("Word") else around[1], "a line anchor, ^ or $ behind (?m)")
+        return f'the regex "{around[2]}" holds {held}, which is not supported'
     if error.lstrip().startswith("NoExtensionBias"):
-        return "it allows no text: whatever begins leads to a rule that never ends"
+        why = "it matches no text" if kind is Kind.REGEX else "whatever begins leads to a rule that never ends"
+        return f"it allows no text: {why}"
     return first_line(_SOURCE.sub("", error))

@@ -192,12 +192,12 @@ def has_odd_anchors(pattern: str) -> bool:
 
 
 def whole(pattern: str) -> str:
-    """Return an expression that a whole text matches, without look-around and edges of words where that is known.
+    """Return an expression that a whole text matches, without look-around, edges of words and anchors where known.
 
     Raises:
         RequestError: It repeats a repetition.
     """
-    if not is_unreadable(pattern):
+    if not (is_unreadable(pattern) or has_odd_anchors(pattern)):
         return pattern
     if has_doubled(pattern):
         text = f"the regex {pattern[:80]!r} repeats a repetition (`a++`, `a+{{2}}`), which has no single meaning"

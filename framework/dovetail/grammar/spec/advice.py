@@ -48,6 +48,8 @@ HINTS = {
     "look-around": "say what the text may be instead: alternatives, or classes such as [^x]",
     "backreferences": "write the texts out, as alternatives",
     "word boundary": "write what may stand there: a space, a comma, or nothing",
+    "line anchor": "write the line breaks out: \\n",
+    "matches no text": "look for an anchor or a look-around that what stands beside it contradicts",
     "anchor": "leave it out: the whole text is matched anyway",
     "unclosed": "close it, or write a backslash before it where the character is meant",
     "unopened": "write a backslash before it, where the character is meant",
