@@ -119,6 +119,10 @@ def test_random_grammars_agree_with_a_regular_expression(backend: GrammarBackend
         ('root ::= "a"\nroot ::= "b"', ["defined twice"]),
         ("root ::= [z-a]", ["z-a"]),
         ('root ::= "a"{9999999999}', ["9999999999"]),
+        (r"root ::= [\d]+", [r"\d stands for no character", "[0-9]"]),
+        (r'root ::= "\x4"', [r"\x stands for no character"]),
+        (r'root ::= "\U00110000"', [r"\U00110000 stands for no character"]),
+        (r'root ::= "\ud83d\ude00"', [r"\ud83d stands for no character"]),
         ("root ::= " + "(" * 300 + '"a"' + ")" * 300, ["deep"]),
     ],
 )

@@ -207,12 +207,20 @@ def _repeated(part: Part, text: str) -> Part:
 
 
 def _characters(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield characters, and whether each was escaped."""
+    """Yield characters, and whether each was escaped.
+
+    Raises:
+        ValueError: An escaped letter or number is that of no character.
+    """
     for found in _ESCAPE.finditer(text):
         number = found[1] or found[2] or found[3] or found[4]
         if number is not None:
+            if int(number, 16) > 0x10FFFF or 0xD800 <= int(number, 16) <= 0xDFFF:
+                raise ValueError(f"{found[0]} stands for no character; write one beyond U+FFFF as \\U0001F600")
             yield chr(int(number, 16)), True
         elif found[5] is not None:
+            if found[5].isalnum() and found[5] not in _LETTERS:
+                raise ValueError(f"\\{found[5]} stands for no character; write the characters out, such as [0-9]")
             yield _LETTERS.get(found[5], found[5]), True
         else:
             yield found[6], False
