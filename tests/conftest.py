@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
 import gc
 import inspect
 import logging
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -51,6 +53,17 @@ settings.register_profile("nightly", settings.get_profile("dovetail"), max_examp
 
 sys.path.insert(0, str(Path(__file__).parent / "warm"))
 from warm_starts import WarmStarts  # noqa: E402
+
+INSTALLED = metadata.entry_points()
+
+
+@functools.cache
+def entry_points(**wanted: str) -> metadata.EntryPoints:
+    """As the library's, which reads the files of all installed packages each time: here a thousand tests ask."""
+    return INSTALLED.select(**wanted)
+
+
+metadata.entry_points = entry_points  # type: ignore[assignment]
 
 STDERR = pytest.StashKey[int]()
 ENDS = pytest.StashKey[float]()

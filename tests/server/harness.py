@@ -33,8 +33,8 @@ from dovetail_server.state import ServerState
 
 def setup_of(folder: Path, settings: ServeSettings, *parsers: Any) -> ProcessorSetup | None:
     """Say how another process gets the same text tools; None for parsers that only this one has."""
-    records = {record.target: record for record in Registry.scan().records}
     targets = [f"{type(parser).__module__}:{type(parser).__qualname__}" for parser in parsers if parser is not None]
+    records = {record.target: record for record in Registry.scan().records} if targets else {}
     if not records.keys() >= set(targets):
         return None
     plan = PluginPlan(plugins=tuple(as_planned(records[target]) for target in targets))
