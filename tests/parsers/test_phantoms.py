@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import sys
@@ -11,12 +12,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from phantoms import formats, parsed, phantoms
+from phantoms import formats as all_formats
+from phantoms import parsed, phantoms
 from samples import CALLS, CONTENT_FIRST, M3, MACHINES
 
 from dovetail.sdk.formats.place import Place
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
+formats = functools.cache(all_formats)
 NAMED = [
     # Prose, with a name that is no tool's and with one that is.
     ("qwen3-coder", "A call begins with <function=NAME> and ends with </function>."),
@@ -147,6 +150,7 @@ def test_a_tag_that_is_named_is_text(name: str, text: str, tokenizer: Tokenizer)
         assert (reply.reasoning, reply.content, reply.tool_calls) == (text, answer, [])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", sorted(CALLS.keys() - MACHINES.keys() - {"llama3", "minicpm5", "pythonic", "xlam"}))
 @pytest.mark.parametrize("line", ["Never write ({}) there.", "Maybe {}"])
 def test_a_section_within_a_line_names_a_tool(name: str, line: str, tokenizer: Tokenizer) -> None:

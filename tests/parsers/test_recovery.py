@@ -387,6 +387,7 @@ def sections() -> list[str]:
     return sorted(found)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", sections())
 @pytest.mark.parametrize("blanks", ["", "\n", " " * 600], ids=["empty", "newline", "long"])
 def test_a_closed_section_in_which_nothing_stands_is_nothing(name: str, blanks: str, tokenizer: Tokenizer) -> None:

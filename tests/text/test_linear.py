@@ -46,6 +46,7 @@ def parse(text: str, size: int) -> None:
     parser.finish("length")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("opening", OPENINGS)
 @pytest.mark.parametrize("unit", PATHOLOGICAL)
 def test_parsing_is_linear(opening: str, unit: str) -> None:
