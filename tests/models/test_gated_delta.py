@@ -34,6 +34,7 @@ PERTURBED: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("changes", PERTURBED, ids=["plain", "odd widths", "a head each", "attention first"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_and_tokens_are_transformers(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
@@ -150,6 +151,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return made
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_states_in_fewer_bits_lose_a_little_and_no_hit(dtype: str, folder: Path) -> None:
     """Log probabilities differ from those with float32 by little; behind a cached state, and cut, by nothing."""
@@ -176,6 +178,7 @@ def test_states_in_fewer_bits_lose_a_little_and_no_hit(dtype: str, folder: Path)
     assert 0 < sum(abs(a - b) for a, b in zip(mine, wide, strict=True)) / len(mine) < 0.05
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_reply_has_the_same_bits_however_it_came(length: int, folder: Path) -> None:
     """Cold, behind a cached state, in other chunks, and beside others."""

@@ -31,7 +31,8 @@ PERTURBED: dict[str, list[dict[str, Any]]] = {
     ],
 }  # fmt: skip
 """Three changes of each."""
-CASES = [(kind, {}) for kind in PERTURBED] + [(kind, one) for kind, changes in PERTURBED.items() for one in changes]
+CASES = [pytest.param(kind, {}, marks=pytest.mark.full) for kind in PERTURBED]  # as schedules give tokens below
+CASES += [(kind, one) for kind, changes in PERTURBED.items() for one in changes]
 
 
 @pytest.mark.parametrize(("kind", "changes"), CASES)
@@ -63,6 +64,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return made
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_reply_has_the_same_bits_however_it_came(length: int, folder: Path) -> None:
     """Cold, behind a cached state, in other chunks, and beside others."""
