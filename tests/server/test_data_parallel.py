@@ -224,8 +224,10 @@ def is_running(pid: int) -> bool:
     ("flags", "said"),
     [
         (["--dp", "2", "--tp", "3", "--num-threads", "1"], "cores are here|3"),
-        (["--dp", "999"], "--data-parallel-size '999'"),
-        (["--dp", "2", "--device", "cpu", "--context-length", "9999999"], "the model has"),
+        pytest.param(["--dp", "999"], "--data-parallel-size '999'", marks=pytest.mark.full),
+        pytest.param(
+            ["--dp", "2", "--device", "cpu", "--context-length", "9999999"], "the model has", marks=pytest.mark.full
+        ),
         (["--dp", "2", "--device", "cpu", "/no/such/folder"], "/no/such/folder"),
     ],
 )

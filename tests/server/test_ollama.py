@@ -125,7 +125,7 @@ def test_a_tool_is_called_and_its_result_is_read(client: ollama.Client, stream: 
     assert not after.message.tool_calls
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.full), True])
 def test_thinking_is_a_field_of_its_own(client: ollama.Client, stream: bool) -> None:
     """`think: true` gives thinking beside the answer, `false` none."""
     question = [{"role": "user", "content": "What is 2^8?"}]
@@ -409,6 +409,7 @@ def fleet(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         running.close()
 
 
+@pytest.mark.full
 def test_the_gateway_relays_it(fleet: Served) -> None:
     """Whole, streamed, views and errors are as one server has them; no line of a journal reaches a client."""
     with ollama.Client(host=fleet.base, headers={"authorization": f"Bearer {KEY}"}) as client:

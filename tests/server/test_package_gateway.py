@@ -71,6 +71,7 @@ def wishes() -> Iterator[tuple[str, dict[str, Any], str]]:
         yield "/bad/show", {"show": what}, said_there
 
 
+@pytest.mark.full
 def test_none_of_it_holds_the_gateway_up(fleet: tuple[Served, list[Served]]) -> None:
     """Each ends by an error that names the package; the gateway answers others, and no process ends."""
     front, servers = fleet
@@ -90,6 +91,7 @@ def test_none_of_it_holds_the_gateway_up(fleet: tuple[Served, list[Served]]) -> 
     assert [each.process.poll() for each in (front, *servers)] == [None] * 3
 
 
+@pytest.mark.full
 def test_it_is_placed_and_goes_on_elsewhere(fleet: tuple[Served, list[Served]]) -> None:
     """Where its route says so; the stream of a server that is killed says what it would have said.
 

@@ -237,6 +237,7 @@ def run_batch(folder: Path, *flags: str) -> None:
     check_lines({row["custom_id"]: row for row in rows})
 
 
+@pytest.mark.full
 def test_run_batch_runs_it(installed: str, tmp_path: Path) -> None:
     """Without a server; results are in the order of the input."""
     run_batch(tmp_path)
@@ -328,7 +329,7 @@ def test_a_gateway_places_it(fleet: Served) -> None:
     assert requests.post(fleet.base + SAY, json={"ask": ASK}, timeout=60).json().keys() == {"oops", "at", "code", "id"}
 
 
-@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_gateway_has_another_worker_go_on(fleet: Served, is_whole: bool) -> None:
     """A worker is killed while it answers: the stream says what it would have said, and a whole reply comes."""
     fleet.until(lambda: all(worker["ready"] for worker in fleet.workers(ADMIN)))

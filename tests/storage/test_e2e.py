@@ -181,6 +181,7 @@ NUM_TASKS = 48
 """Several times as many as are done at once, and as are done when the server is killed."""
 
 
+@pytest.mark.full
 def test_a_killed_server_goes_on_with_its_batch(tmp_path: Path) -> None:
     """`kill -9` of `dovetail serve` in the middle; the next start finishes the batch without being asked."""
     command = f"dovetail serve --num-threads 1 --served-model-name {NAME} --file-storage-path {tmp_path / 'storage'}"
