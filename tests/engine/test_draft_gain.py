@@ -116,6 +116,7 @@ def test_text_that_repeats_is_faster(rows: int, num: int, least: float) -> None:
     assert ratio(rows, lambda request: 0.98, num)[0] > least
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("chance", [0.0, 0.02, 0.3])
 @pytest.mark.parametrize(("rows", "num"), [(1, 6), (8, 24), (24, 48)])
 def test_text_that_does_not_is_no_slower(rows: int, num: int, chance: float) -> None:

@@ -38,7 +38,7 @@ def test_tokens_equal_the_reference(schedule: str, folder: Path) -> None:
     assert core.pages.num_used == 0
 
 
-@pytest.mark.parametrize("length", [63, 64, 65, 128])
+@pytest.mark.parametrize("length", [64, 65, *(pytest.param(length, marks=pytest.mark.full) for length in (63, 128))])
 def test_a_hit_equals_a_miss(length: int, folder: Path) -> None:
     """What is found in the cache is gone on from."""
     core = EXAMPLE.make_engine(folder)

@@ -68,7 +68,13 @@ def test_a_step_may_take_longer_than_the_limit(num_ranks: int) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("never", ["time.sleep(600)", pytest.param("ctypes.PyDLL(None).sleep(600)", id="in C")])
+@pytest.mark.parametrize(
+    "never",
+    [
+        pytest.param("time.sleep(600)", marks=pytest.mark.full),
+        pytest.param("ctypes.PyDLL(None).sleep(600)", id="in C"),
+    ],
+)
 def test_a_layer_that_never_returns_is_ended_within_the_limit(never: str, tmp_path: Path) -> None:
     """Also where it keeps Python's lock, and although the layers before took long; the next engine answers."""
     mark, at = tmp_path / "mark", tmp_path / "at"

@@ -118,7 +118,7 @@ def copies(core: EngineCore, copy: int) -> dict[str, torch.Tensor]:
     return {f"{i}.{name}": own[pool._slot[i], copy].clone() for i in (0, 2) for name, own in pool._copies.items()}
 
 
-@pytest.mark.parametrize("chunk", [8, 24, 64, 256])
+@pytest.mark.parametrize("chunk", [8, 24, *(pytest.param(chunk, marks=pytest.mark.full) for chunk in (64, 256))])
 def test_a_copy_is_what_prefill_has(chunk: int, folder: Path) -> None:
     """Byte for byte, in each tensor's own dtype, wherever chunks end: as in a row that stops there."""
     core = EXAMPLE.make_engine(folder, chunked_prefill_size=chunk, dtype="bfloat16", max_total_tokens=2000)

@@ -57,7 +57,9 @@ def new(rng: random.Random, num: int) -> list[int]:
     return [rng.randrange(5, 130) for _ in range(num)]
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+@pytest.mark.parametrize(
+    "overlap", [pytest.param(False, marks=pytest.mark.full, id="in turn"), pytest.param(True, id="overlapped")]
+)
 def test_the_next_turn_finds_the_reply(overlap: bool, folder: Path) -> None:
     """Three turns: all but the new text and less than a step of the grid; tokens and their bits are those of a miss."""
     rng, both = random.Random(1), {"overlap_on_cpu": overlap, "disable_overlap_schedule": not overlap}
@@ -139,7 +141,9 @@ def test_folds_wait_while_a_crowd_does(folder: Path) -> None:
     assert 0 < sum(added) < 8
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+@pytest.mark.parametrize(
+    "overlap", [pytest.param(False, marks=pytest.mark.full, id="in turn"), pytest.param(True, id="overlapped")]
+)
 def test_a_beginning_that_was_computed_early_is_gone_on_from(overlap: bool, folder: Path) -> None:
     """From the last step of the grid; tokens and their bits are those of a miss."""
     core = make_core(folder, overlap_on_cpu=overlap, disable_overlap_schedule=not overlap, **SETTINGS)

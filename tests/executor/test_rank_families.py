@@ -85,6 +85,7 @@ def test_whole_experts(kind: str, tmp_path: Path) -> None:
         assert tokens(tmp_path, num, expert_parallel=True) == expected, num
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("is_whole", [False, True])
 @pytest.mark.parametrize("kind", ["deepseek_v3", "glm4_moe", "granitemoehybrid", "lfm2_moe"])
 def test_a_rank_holds_what_is_planned(
