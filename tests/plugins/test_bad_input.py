@@ -377,14 +377,21 @@ def test_a_plugin_that_hangs_when_started_in_the_engine(site: FakeSite, tmp_path
     )
 
 
+NO_DISK = "@hookimpl\ndef dovetail_process_start(ctx):\n    raise OSError('no disk')\n"
+SAID = "hooks 'acme' of acme 1.2: dovetail_process_start raised OSError: no disk"
+
+
 def test_a_hook_that_fails_at_start(site: FakeSite, failure) -> None:
-    """A hook that raises at start ends the start, in its process or in the parent's words."""
-    source = "@hookimpl\ndef dovetail_process_start(ctx):\n    raise OSError('no disk')\n"
-    expected = "hooks 'acme' of acme 1.2: dovetail_process_start raised OSError: no disk"
-    hooks(site, source)
-    assert failure("--plugin", "acme") == expected
-    hooks(site, source, roles=["engine"])
-    assert in_a_process(site, "--plugin", "acme") == expected
+    """A hook that raises at start ends the start."""
+    hooks(site, NO_DISK)
+    assert failure("--plugin", "acme") == SAID
+
+
+@pytest.mark.full
+def test_a_hook_that_fails_at_the_start_of_the_engine(site: FakeSite) -> None:
+    """As above in the engine process: the parent prints it."""
+    hooks(site, NO_DISK, roles=["engine"])
+    assert in_a_process(site, "--plugin", "acme") == SAID
 
 
 def test_broken_packages_that_nobody_asked_for_break_nothing(site: FakeSite) -> None:

@@ -98,6 +98,7 @@ def test_what_ends_is_a_note_today_and_fails_by_the_next_rules(  # type: ignore[
 
 
 @pytest.mark.filterwarnings("default")  # as outside of this suite, where warnings are no errors
+@pytest.mark.first(1)
 @pytest.mark.parametrize("category", next_minor.DEPRECATIONS)
 def test_what_is_deprecated_fails_where_the_plugin_uses_it(  # type: ignore[no-untyped-def]
     category: type[Warning], add, capsys: pytest.CaptureFixture[str]

@@ -240,7 +240,7 @@ def in_fork(work: Callable[[], list[str]]) -> list[str]:
     return found
 
 
-@pytest.mark.first(9)
+@pytest.mark.first(5)
 @pytest.mark.parametrize("made", [False, True], ids=["imported", "made"])
 @pytest.mark.parametrize("fault", SHARED | TORCH)
 def test_a_start_names_it(fault: str, made: bool, dovetail_site: FakeSite) -> None:
@@ -250,7 +250,7 @@ def test_a_start_names_it(fault: str, made: bool, dovetail_site: FakeSite) -> No
     assert any(said in line and line.startswith("reasoning_parser 'acme' of acme 1.0 ") for line in lines), lines
 
 
-@pytest.mark.first(9)
+@pytest.mark.first(5)
 @pytest.mark.parametrize("fault", SHARED)
 def test_the_kit_names_it(fault: str, dovetail_site: FakeSite) -> None:
     """As changed, or as left behind, by a fresh process."""
