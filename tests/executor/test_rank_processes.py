@@ -182,6 +182,7 @@ def test_a_rank_that_dies_at_its_start_is_named(folder: Path) -> None:
         GroupExecutor(settings, load(plan, "engine"), follower("sys.exit(7)"))
 
 
+@pytest.mark.full
 def test_a_rank_that_cannot_be_started_is_named(folder: Path) -> None:
     """With the system's reason; those that were started are ended."""
     plan = make_plan(

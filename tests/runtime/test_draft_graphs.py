@@ -70,9 +70,14 @@ def plant(core: EngineCore, plain: dict[int, list[int]], rng: random.Random) -> 
     speculation._propose = lambda requests: [guess(request) for request in requests]
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("overlaps", [False, True])
-@pytest.mark.parametrize("asked", [ASKED, ASKED[:2] * 3], ids=["what a graph cannot draw", "temperature and filters"])
+@pytest.mark.parametrize("overlaps", [pytest.param(False, marks=pytest.mark.full), True])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param(ASKED, marks=pytest.mark.full, id="what a graph cannot draw"),
+        pytest.param(ASKED[:2] * 3, id="temperature and filters"),
+    ],
+)
 def test_replies_are_those_without_drafts(
     folder: Path, overlaps: bool, asked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

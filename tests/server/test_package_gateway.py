@@ -121,7 +121,8 @@ def joined(events: str) -> str:
     return "".join(event.removeprefix('data: "').removesuffix('"') for event in events.split("\n\n")[:-2])
 
 
-@pytest.mark.parametrize("path", ["/v1/workers", "/v1/usage", "/loads", "/v1/loads"])
+@pytest.mark.first(2)
+@pytest.mark.parametrize("path", ["/v1/workers", "/loads", "/v1/usage", "/v1/loads"])
 def test_an_api_replaces_nothing_of_the_gateway(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

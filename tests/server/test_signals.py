@@ -134,6 +134,7 @@ def test_a_group_signal_drains_and_then_everything_is_gone(serve: Callable[..., 
     assert "leaked" not in server.log.read_text()  # as Triton's bindings say of what a process has frozen
 
 
+@pytest.mark.full
 def test_whoever_has_not_noticed_is_served_for_a_while(serve: Callable[..., Running]) -> None:
     """After SIGTERM health says 503 while new requests are answered; with the last connection the server ends."""
     server = serve("--drain-timeout", "600", "--drain-grace", "600", "--keep-alive-timeout", "2")
@@ -151,6 +152,7 @@ def test_whoever_has_not_noticed_is_served_for_a_while(serve: Callable[..., Runn
     assert server.process.wait(60) == 0
 
 
+@pytest.mark.full
 def test_what_does_not_finish_in_time_is_told(
     serve: Callable[..., Running],
 ) -> None:

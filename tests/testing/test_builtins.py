@@ -260,8 +260,9 @@ SAMPLE = {
     "GptOssForCausalLM",
     "Gemma3ForConditionalGeneration",
     "BertForSequenceClassification",
+    *("internvl", "qwen2-vl"),  # one cuts images into tiles, the other into patches of any number
 }
-"""Models that take the kit at every run."""
+"""Models, and processors of images, that take the kit at every run."""
 WHOLE = {
     *("qwen3", "gpt-oss", "hermes", "glm45", "pythonic"),  # one parser for each way in which formats are read
     *(
@@ -312,8 +313,11 @@ def builtin_class(kind: str, name: str) -> type[Conformance]:
 
 
 def is_tried(kind: str, name: str) -> bool:
-    """Return whether `make test` tries a built-in: models have their parity test, parsers their tables in any case."""
-    return name in WHOLE or (name in SAMPLE if kind == "model" else not kind.endswith("_parser"))
+    """Return whether `make test` tries a built-in: models have their parity test, parsers their tables in any case.
+
+    Processors of images have theirs in tests/media.
+    """
+    return name in WHOLE or (name in SAMPLE if kind in ("model", "processor") else not kind.endswith("_parser"))
 
 
 def check_builtin(kind: str, name: str, select: str) -> None:

@@ -410,7 +410,7 @@ def test_a_runaway_template_is_at_fault(name: str) -> None:
     On the event loop that is within 50 ms of processor time, whatever the template does.
     """
     source = "{% if messages[0].content == 'go' %}" + (RUNAWAYS | SLOW)[name] + "{% endif %}fine"
-    chat = template(source, limits=replace(FULL, seconds=0.1), origin="the model of somebody")
+    chat = template(source, limits=replace(FULL, seconds=0.04), origin="the model of somebody")
     began, ends = time.thread_time(), suppress if name in SLOW else pytest.raises
     with ends(RequestError) as found:
         chat.render([{"role": "user", "content": "go"}])

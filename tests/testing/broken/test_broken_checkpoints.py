@@ -129,6 +129,7 @@ def test_the_kit_names_a_formats_fault(fault: str, caught: Callable[..., None]) 
     caught("checkpoint", plugin, test, message, select=test, **ATTRS)
 
 
+@pytest.mark.full
 def test_a_format_that_brings_torch_is_named(dovetail_site: FakeSite) -> None:
     """A start asks formats before torch is there."""
     module = "import torch\nfrom dovetail.contracts import CheckpointFormat\nclass Acme(CheckpointFormat):\n    pass\n"
