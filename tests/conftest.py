@@ -203,6 +203,8 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
     remember_metadata()
+    if "MUTATION_FOLDER" not in os.environ:  # there a scan may be at fault in one test, and not in the next
+        remember_plugins()
     interpreter = sys.modules.get("triton.runtime.interpreter")
     if interpreter is not None and os.environ.get("TRITON_INTERPRET") == "1":
         remember_builtins(interpreter)
@@ -228,6 +230,26 @@ def remember_metadata() -> None:
         return known[folder, file]
 
     scan._read = remembered
+
+
+def remember_plugins() -> None:
+    """Have a scan find what the first one found, where the same folders are searched under no rules.
+
+    Engines and servers of tests scan thousands of times, 13 ms each. Every registry gets records of its own.
+    """
+    from dovetail.plugins import Registry
+
+    scan, folders = Registry.scan, [*sys.path]
+    known: list[Registry] = []
+
+    def remembered(**given: Any) -> Registry:
+        if given or sys.path != folders:
+            return scan(**given)
+        if not known:
+            known.append(scan())
+        return Registry([replace(record) for record in known[0].records], [*known[0].problems])
+
+    Registry.scan = staticmethod(remembered)  # type: ignore[method-assign,assignment]
 
 
 def remember_builtins(interpreter: ModuleType) -> None:
