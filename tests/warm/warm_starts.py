@@ -59,6 +59,7 @@ XDIST = ["-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]
 """Options of the interpreter with which pytest-xdist, by way of execnet, starts a process that runs tests."""
 TESTS = Path(__file__).parents[1]
 PRELOAD = (
+    "anthropic",
     "dovetail.client.engine_main",
     "dovetail.client.launch",
     "dovetail.executor.rank_main",
@@ -81,13 +82,17 @@ PRELOAD = (
     "dovetail_server.start.lifecycle",
     "dovetail_server.start.run",
     "huggingface_hub",
+    "openai",
     "pytest",
     "rich.console",
     "rich.table",
-    "transformers",
+    "transformers.modeling_utils",
     "uvicorn.protocols.websockets.auto",
 )
-"""Modules that a server of the demo model, or its engine, imports; and what they import."""
+"""Modules that a server of the demo model, or its engine, imports; and what they import.
+
+The clients, and the models of transformers, are what each process that runs tests would import for 2.5 s.
+"""
 PACKAGES = ("dovetail_parsers.reasoning", "dovetail_parsers.tools")
 """Of which all modules are imported, as a server does to choose one."""
 AT_START = re.compile(
