@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,16 @@ from dovetail.runtime.hf_config import quant_method, vision_type
 
 
 def make_plans(
-    folder: Path, *, grammar_backend: str | None = None, logits_processors: Sequence[str] = (), **changes: Any
+    folder: Path,
+    *,
+    grammar_backend: str | None = None,
+    logits_processors: Sequence[str] = (),
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    **changes: Any,
 ) -> tuple[EngineSettings, PluginPlan]:
     """Return settings and plan for a checkpoint; float32 on CPU and a small cache unless `changes` says otherwise.
 
+    `options` are settings of plugins, by their names.
     On CUDA, kernels are compiled when they are first launched: a test seldom launches all of them.
     """
     defaults: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_total_tokens": 8192}
@@ -41,6 +47,7 @@ def make_plans(
         decode_attention_backend=settings.decode_attention_backend,
         grammar_backend=grammar_backend,
         logits_processor=logits_processors,
+        options=options,
         checkpoint=formats.used(folder, settings.tokenizer_folder),
         **{kind: getattr(settings, name) for kind, name in NAMED.items() if name in EngineSettings.model_fields},
         quant_method=quant_method(model.config),

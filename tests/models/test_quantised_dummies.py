@@ -110,7 +110,7 @@ def test_the_plan_counts_what_will_be_kept(tmp_path: Path) -> None:
         config = TinyEngine(plugin_of("model", "Qwen3ForCausalLM"), folder.with_name("plain")).config
         planned = weight_size(read.headers, config, "float32").num_bytes
         plain = weight_size(
-            ModelFolder(folder.with_name("plain")).headers, config, "float32", repacks_head=False
+            ModelFolder(folder.with_name("plain")).headers, config, "float32", head_row_bytes=0
         ).num_bytes
         assert (planned < 0.6 * plain) == METHODS[way].kit.get("stays_packed", True), way
         del model

@@ -254,8 +254,8 @@ def test_a_tied_head_that_cpu_repacks_is_counted(tmp_path: Path) -> None:
     folder = make_model(tmp_path, "Qwen2ForCausalLM", tie_word_embeddings=True)
     config = dataclasses.replace(LLAMA_8B, vocab_size=199, hidden_size=64, tie_word_embeddings=True)
     sizes = [
-        weight_size(ModelFolder(folder).headers, config, "bfloat16", repacks_head=is_repacked).num_bytes
-        for is_repacked in (True, False)
+        weight_size(ModelFolder(folder).headers, config, "bfloat16", head_row_bytes=row).num_bytes
+        for row in (64 * 2, 0)
     ]
     assert sizes[0] - sizes[1] == 199 * 64 * 2
 

@@ -237,7 +237,11 @@ class Experts(Protocol):
 
 
 class LayerFactory(Protocol):
-    """Makes matrices for a context: in the model's dtype, or as a quantised checkpoint stores them."""
+    """Makes matrices for a context: in the model's dtype, or as a quantised checkpoint stores them.
+
+    One that has an attribute `head`, a form of `dovetail.sdk.quantization.forms`, has the output head packed so once it
+    is read, whatever its own dtype in the checkpoint. Since API 1.5 of `dovetail.quantizations`.
+    """
 
     def linear(
         self,
@@ -292,6 +296,11 @@ class BuildContext:
     path: str = ""
     batch_invariant: bool = False
     kernels: Kernels = PLAIN_KERNELS
+
+    @property
+    def head_form(self) -> Any:
+        """The form of the output head, see `LayerFactory`; None: it keeps the model's dtype."""
+        return getattr(self.factory, "head", None)
 
     def operation(self, op: str, **given: Any) -> Kernel:
         """Bind an operation that a layer calls: a function of the operands that `OPS` lists for it.

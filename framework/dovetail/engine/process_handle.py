@@ -17,6 +17,7 @@ from typing import cast
 import msgspec
 
 from dovetail.base.frames import FrameReader, frame
+from dovetail.base.process_limits import ENGINE_ENVIRONMENT
 from dovetail.engine.wire import Start, SubmitEncoder
 from dovetail.messages import EngineFailed, FromEngine, ToEngine
 
@@ -171,9 +172,7 @@ class EngineProcess:
             remove_stale()
             place = SocketDir()
             server = await loop.create_unix_server(lambda: EngineConnection(self), str(place.path))
-            # Threads that spin at a barrier starve each other as soon as the machine has anything else to do: on two
-            # busy cores a decode step took 300 ms instead of 5. Waiting passively costs microseconds.
-            environment = {"OMP_WAIT_POLICY": "passive", **os.environ, "PYTHONUNBUFFERED": "1"}
+            environment = {**ENGINE_ENVIRONMENT, **os.environ, "PYTHONUNBUFFERED": "1"}
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, *self._command, str(place.path), stdin=asyncio.subprocess.DEVNULL, env=environment
             )

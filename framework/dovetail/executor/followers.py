@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from dovetail.base.process_limits import ENGINE_ENVIRONMENT
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.executor.rank_messages import Answer, Command, Done, Ping, RankFailed, next_answer, send
 
@@ -48,7 +49,7 @@ class ProcessFollower:
     def __init__(self, pipe: Connection) -> None:
         """Start it."""
         command = [sys.executable, *self.program, str(pipe.fileno())]
-        environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
+        environment = {**ENGINE_ENVIRONMENT, **os.environ}
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[pipe.fileno()], env=environment)
         pipe.close()
 

@@ -202,7 +202,7 @@ KINDS: dict[str, PluginKind] = {
             setting="quantization",
             fact="quantization",
             watched=("dovetail.sdk.layers.plain", "dovetail.sdk.layers.linear", "dovetail.runtime.checkpoint.weights"),
-            minor=4,
+            minor=5,
         ),
         PluginKind(
             name="checkpoint",

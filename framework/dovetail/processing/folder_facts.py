@@ -25,6 +25,7 @@ from dovetail.runtime.hf_config import CONFIG_KEYS, quant_method
 
 if TYPE_CHECKING:
     from dovetail.runtime.checkpoint.files import Checkpoint
+    from dovetail.sdk.quantization.forms import Form
     from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -36,10 +37,12 @@ class Reading(NamedTuple):
     Attributes:
         checkpoint: What a quantisation has read; None: nothing is converted, or nothing is read.
         built: Bytes of a rank's parameters where only building the model tells; None: the headers do, or the config.
+        head: The form in which the output head is packed; None: the model's dtype.
     """
 
     checkpoint: Checkpoint | None = None
     built: int | None = None
+    head: Form | None = None
 
 
 def model_config(model: ModelFolder, record: PluginRecord) -> ModelConfig:
@@ -115,7 +118,7 @@ def read_as(found: StartPreparation[Any], config: ModelConfig, dtype: str, devic
         match_weights(model_layers(built), rules, checkpoint.headers, folder.path)
     is_known = ranks == 1 and (checkpoint is not None or quantization is None)
     num = None if is_known else sum(int(param.numel() * param.element_size()) for param in built.parameters())
-    return Reading(None if is_plain and ranks == 1 else checkpoint, num)
+    return Reading(None if is_plain and ranks == 1 else checkpoint, num, ctx.head_form)
 
 
 def tokenizer_of(model: ModelFolder, config: ModelConfig | None) -> Tokenizer:

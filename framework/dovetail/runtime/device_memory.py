@@ -45,7 +45,7 @@ class DeviceMemory:
         checkpoint: Checkpoint | None = None,
         built: int | None = None,
         *,
-        repacks_head: bool = False,
+        head_row_bytes: int = 0,
     ) -> None:
         """Check what can be checked without the weights. Ranks of one host share its memory.
 
@@ -63,7 +63,7 @@ class DeviceMemory:
             None if checkpoint is None else checkpoint.headers,
             config,
             name,
-            repacks_head=repacks_head,
+            head_row_bytes=head_row_bytes,
             built=built,
             num_ranks=self._num_ranks,
         )

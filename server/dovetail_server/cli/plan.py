@@ -96,7 +96,7 @@ def plan(wish: PlanArgs) -> MemoryPlan:
     from dovetail.processing.folder_facts import model_config, read_as, tokenizer_of
     from dovetail.processing.prepare import examine
     from dovetail.runtime.cache_dtype import with_cache_dtype
-    from dovetail.runtime.checkpoint.weight_size import weight_size
+    from dovetail.runtime.checkpoint.weight_size import head_row_bytes, weight_size
     from dovetail.runtime.memory.plan import plan_memory
     from dovetail_server.cli.options import load_settings, parse_flags
     from dovetail_server.start import preflight
@@ -117,9 +117,10 @@ def plan(wish: PlanArgs) -> MemoryPlan:
     read = read_as(found, config, dtype, device.kind)
     if is_read:
         tokenizer_of(model, config)
+    is_repacked = repacks_head(found.plan, config, dtype, device.kind, ranks)
     size = weight_size(
-        model.headers if read.checkpoint is None else read.checkpoint.headers, config, dtype,
-        repacks_head=repacks_head(found.plan, config, dtype, device.kind, ranks), built=read.built, num_ranks=ranks,
+        model.headers if read.checkpoint is None else read.checkpoint.headers, config, dtype, built=read.built,
+        head_row_bytes=head_row_bytes(read.head, config, dtype, is_repacked=is_repacked), num_ranks=ranks,
     )  # fmt: skip
     has_graphs = device.kind == "cuda" and not settings.disable_cuda_graph
     made = plan_memory(settings, local, dtype, device.of_rank(ranks), size.num_bytes, has_graphs=has_graphs)

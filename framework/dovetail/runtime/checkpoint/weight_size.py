@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dovetail.base.model_files import check_is_file
 from dovetail.checkpoint.formats import StoredFormat
@@ -17,6 +17,9 @@ from dovetail.contracts.errors import ModelError, PluginError
 from dovetail.runtime.checkpoint.weight_files import WeightFiles
 from dovetail.sdk.checkpoint import dense_numel
 from dovetail.sdk.config import ITEM_BYTES, some
+
+if TYPE_CHECKING:
+    from dovetail.sdk.quantization.forms import Form
 
 PLAIN_DTYPES = frozenset({"BF16", "F16", "F32", "F64"})
 """Types of weights that are converted to the engine's."""
@@ -45,7 +48,7 @@ def weight_size(
     config: ModelConfig,
     dtype: str,
     *,
-    repacks_head: bool = False,
+    head_row_bytes: int = 0,
     built: int | None = None,
     num_ranks: int = 1,
 ) -> WeightSize:
@@ -55,13 +58,14 @@ def weight_size(
         headers: Of what is loaded; None: nothing is, the engine fills the weights itself.
         config: The model's facts.
         dtype: Name of the engine's dtype.
-        repacks_head: A kernel set repacks the output head: of a tied one the embedding stays beside that copy.
+        head_row_bytes: Of the copy that is made of an output head, see `head_row_bytes`: of a tied one the embedding
+            stays beside it.
         built: Bytes of the model's parameters, which only building it tells of packed dummies and of a rank's share.
         num_ranks: Ranks that divide the model; what is returned is one rank's.
     """
     item = ITEM_BYTES[dtype]
-    is_copied = repacks_head and config.tie_word_embeddings and config.generates
-    extra = -(-config.vocab_size // num_ranks) * config.hidden_size * item if is_copied else 0
+    is_copied = config.tie_word_embeddings and config.generates
+    extra = -(-config.vocab_size // num_ranks) * head_row_bytes if is_copied else 0
     if built is not None:
         return WeightSize(built + extra, extra)
     if headers is None:
@@ -78,6 +82,21 @@ def weight_size(
         else:
             packed += header.num_bytes  # quantised: kept as it is stored
     return WeightSize(numel * item + packed + extra, extra)
+
+
+def head_row_bytes(form: Form | None, config: ModelConfig, dtype: str, *, is_repacked: bool) -> int:
+    """Return the bytes of a row of the copy that is made of an output head; 0: none is made.
+
+    Args:
+        form: In which it is packed, None: the model's dtype.
+        config: The model's facts.
+        dtype: Name of the engine's dtype.
+        is_repacked: A kernel set repacks it in the model's dtype.
+    """
+    if form is not None:
+        tensors = form.tensors(config.hidden_size).values()
+        return sum(number.itemsize * (config.hidden_size // granule) for number, granule in tensors)
+    return config.hidden_size * ITEM_BYTES[dtype] if is_repacked else 0
 
 
 def headers_of(folder: Path, files: WeightFiles) -> list[TensorHeader]:

@@ -27,6 +27,7 @@ from dovetail.runtime.cache_dtype import with_cache_dtype
 from dovetail.runtime.checkpoint.files import Checkpoint
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.quantization import built_bytes, choose_quantization, converted, factory_of
+from dovetail.runtime.checkpoint.weight_size import head_row_bytes
 from dovetail.runtime.device.devices import device_of, find_device
 from dovetail.runtime.device_memory import DeviceMemory
 from dovetail.runtime.hf_config import CONFIG_KEYS, quant_method
@@ -120,8 +121,9 @@ def check(settings: EngineSettings, plugins: LoadedPlugins, rank: Rank) -> Check
     built = built_bytes(plugin, config, dtype, factory, rank.parallel) if is_built else None
     dims = {"N": -(-config.vocab_size // rank.parallel.size), "K": config.hidden_size}
     head = kernels.ask("linear", dtype_name, dims, {}, invariant=settings.batch_invariant)
-    copied = repacks(head, kernels.serves)
-    memory = DeviceMemory(settings, config, device, dtype, rank, checkpoint, built, repacks_head=copied)
+    form, is_repacked = getattr(factory, "head", None), repacks(head, kernels.serves)
+    copied = head_row_bytes(form, config, dtype_name, is_repacked=is_repacked)
+    memory = DeviceMemory(settings, config, device, dtype, rank, checkpoint, built, head_row_bytes=copied)
     return Checked(
         settings=settings, plugins=plugins, rank=rank, device=device, dtype=dtype, plugin=plugin, config=config,
         local=local, quantization=quantization, factory=factory, chosen=chosen, checkpoint=checkpoint, filler=filler,

@@ -13,6 +13,7 @@ from dovetail.contracts.layers import BuildContext, Parallel, RankSums
 from dovetail.sdk.layers.base import Layer, Slot
 from dovetail.sdk.layers.linear import is_repacked
 from dovetail.sdk.layers.ops import invariant
+from dovetail.sdk.quantization.forms import Form
 
 
 class Embedding(Layer):
@@ -97,6 +98,8 @@ class VocabRows:
 class LMHead(Layer):
     """Logits over the vocabulary, `[R, H]` to `[R, V]`; ranks compute those of some tokens each.
 
+    With `BuildContext.head_form` the weight is quantised once it is read; a tied embedding keeps its numbers.
+
     Args:
         vocab_size: V.
         hidden_size: H.
@@ -123,8 +126,9 @@ class LMHead(Layer):
         if tied is None:
             self.weight = self.empty(self.rows.num, hidden_size, device=ctx.device, dtype=ctx.dtype)
         place: dict[str, Any] = {"N": self.rows.num, "K": hidden_size}
-        self._repacks = is_repacked(ctx, *place.values())
-        op: dict[str, Any] = {"op": "packed_linear", "form": None} if self._repacks else {"op": "linear"}
+        self._form: Form | None = ctx.head_form
+        self._repacks = self._form is not None or is_repacked(ctx, *place.values())
+        op: dict[str, Any] = {"op": "packed_linear", "form": self._form} if self._repacks else {"op": "linear"}
         self._kernel: Any = ctx.operation(**op, **place)
         self._packed: Any = None
         self._whole: Tensor | None = None
@@ -137,17 +141,23 @@ class LMHead(Layer):
         return self._whole is not None
 
     def place(self, slot: Slot, tensor: Tensor) -> Tensor | None:
-        if self._repacks and not self._kernel.keeps() and tensor.shape == self.weight.shape:
+        if self._is_replaced and tensor.shape == self.weight.shape:
             self._whole = tensor.to(self.weight.dtype)  # only repacked: its place is never touched
             return self._whole
         return self.rows.place(self.weight, tensor)
 
+    @property
+    def _is_replaced(self) -> bool:
+        """Whether nothing of the weight is left as it was read."""
+        return self._repacks and (self._form is not None or not self._kernel.keeps())
+
     def finalize(self) -> None:
         weight = self._tied[0].weight if self._tied else self.weight
         if self._repacks:
-            whole = weight if self._whole is None else self._whole
-            self._packed, self._whole = self._kernel.pack({"weight": whole.detach()}), None
-            if not self._tied and not self._kernel.keeps():
+            whole = (weight if self._whole is None else self._whole).detach()
+            tensors = {"weight": whole} if self._form is None else self._form.quantise(whole)
+            self._packed, self._whole = self._kernel.pack(tensors), None
+            if not self._tied and self._is_replaced:
                 del self.weight
 
     def forward(self, hidden: Tensor) -> Tensor:

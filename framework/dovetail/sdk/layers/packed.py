@@ -166,6 +166,7 @@ class PackedFactory:
         dummy: The form of all matrices where there is no checkpoint; None: they are plain.
         dummy_experts: That of experts' matrices.
         activations: What products of numbers in this dtype may round rows to, see `Scaled`; experts' never do.
+        head: The form of the output head, see `dovetail.contracts.layers.LayerFactory`.
     """
 
     def __init__(
@@ -175,9 +176,10 @@ class PackedFactory:
         dummy: Form | None = None,
         dummy_experts: Form | None = None,
         activations: torch.dtype | None = None,
+        head: Form | None = None,
     ) -> None:
         self.stored, self.plain, self.dummy, self.dummy_experts = stored, plain, dummy, dummy_experts
-        self.activations = activations
+        self.activations, self.head = activations, head
 
     def form(self, path: str, in_features: int, dummy: Form | None) -> Form | None:
         """Return a matrix's form, None for a plain one; `dummy` where there is no checkpoint.

@@ -9,13 +9,14 @@ from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.sdk.quantization.forms import Form
 from dovetail.sdk.quantization.forms import Int4 as Int4Form
 from dovetail_backends.quantization.modules import MADE, PackedQuantization, Reads
-from dovetail_backends.quantization.on_load import int4_of, quantised
+from dovetail_backends.quantization.on_load import HeadOptions, int4_of, quantised
 
 
 class Int4(PackedQuantization):
     """Makes int4 of plain checkpoints."""
 
     reads = (Reads(MADE, "int4", 4 + 16 / 128),)
+    Options = HeadOptions
 
     @classmethod
     def why_not(cls, config: Mapping[str, Any]) -> str | None:
@@ -34,3 +35,7 @@ class Int4(PackedQuantization):
     def dummy(self) -> Form | None:
         """Return groups of 128."""
         return Int4Form()
+
+    def head(self) -> Form | None:
+        """Return int8 where it is asked for."""
+        return self.options.head_form if self.options else None

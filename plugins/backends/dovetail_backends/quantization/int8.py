@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
+
 from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.sdk.quantization.forms import Form, Scaled
 from dovetail_backends.quantization.compressed_tensors import METHOD, CompressedTensors
 from dovetail_backends.quantization.modules import MADE, Reads
-from dovetail_backends.quantization.on_load import quantised, rows_of
+from dovetail_backends.quantization.on_load import HeadOptions, quantised, rows_of
 
 FORMAT = "int-quantized"
 
@@ -22,7 +24,7 @@ class Int8(CompressedTensors):
     """Makes int8 of plain checkpoints."""
 
     reads = (Reads(MADE, "int8", 8),)
-    Options = None
+    Options = HeadOptions
 
     @classmethod
     def why_not(cls, config: Mapping[str, Any]) -> str | None:
@@ -41,9 +43,13 @@ class Int8(CompressedTensors):
         """Make numbers and scales of each matrix."""
         return super().read_modules(config, tensors, target) if config else quantised(tensors, rows_of(Scaled()))
 
-    def is_said_to_round(self) -> bool:
+    def activations(self) -> torch.dtype | None:
         """Its activations keep the model's dtype."""
-        return False
+        return None
+
+    def head(self) -> Form | None:
+        """Return int8 where it is asked for."""
+        return self.options.head_form if self.options else None
 
     def dummy(self) -> Form | None:
         """Return rows of int8."""

@@ -94,7 +94,7 @@ class PackedQuantization(Quantization):
 
     def factory(self, plain: LayerFactory) -> LayerFactory:
         """Return what makes packed matrices where tensors of a form are read, and plain ones elsewhere."""
-        return PackedFactory(self.stored, plain, self.dummy(), self.dummy_experts(), self.activations())
+        return PackedFactory(self.stored, plain, self.dummy(), self.dummy_experts(), self.activations(), self.head())
 
     def dummy(self) -> Form | None:
         """Return the form of matrices without a checkpoint; None: plain ones."""
@@ -106,6 +106,10 @@ class PackedQuantization(Quantization):
 
     def activations(self) -> torch.dtype | None:
         """Return what products of many rows may round their rows to; None: they keep the model's dtype."""
+        return None
+
+    def head(self) -> Form | None:
+        """Return the form in which the output head is packed; None: it keeps the model's dtype."""
         return None
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor
 
@@ -14,6 +16,24 @@ from dovetail_backends.quantization.modules import PLAIN
 
 GROUPS = (128, 64, 32)
 """Inputs of a row that share a scale in 4 bits: the most that divide a row."""
+
+
+@dataclass
+class HeadOptions:
+    """What users choose."""
+
+    head: Literal["model", "int8"] = field(
+        default="model",
+        metadata={
+            "help": "The output head: in the model's dtype, which is more exact, or int8 with a scale for each token, "
+            "which is faster where one or a few requests decode and the vocabulary is large."
+        },
+    )
+
+    @property
+    def head_form(self) -> Form | None:
+        """The head's form."""
+        return Scaled() if self.head == "int8" else None
 
 
 def rows_of(form: Scaled) -> Callable[[int], Form | None]:
@@ -31,7 +51,7 @@ def quantised(tensors: Mapping[str, FileTensor], form_of: Callable[[int], Form |
     """Yield what makes packed tensors of each plain matrix.
 
     Norms, embeddings, routers and the output head are no such matrices, and keep their dtype; so do experts that stand
-    in one tensor, and matrices for which there is no form.
+    in one tensor, and matrices for which there is no form. `HeadOptions` may have the head packed behind that.
 
     Raises:
         ModelError: There is no matrix to quantise.
