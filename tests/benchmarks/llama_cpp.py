@@ -7,13 +7,17 @@ PYTHON is an interpreter with llama-cpp-python, in an environment of its own, bu
 The checkpoint is made here: the shapes of Qwen2.5-0.5B, random weights, no tokenizer. Dovetail reads it in bf16 or
 packs it while it loads (`--quantization`); llama.cpp reads the same weights from a GGUF file written with `gguf`.
 Its embeddings, which are the output head too, are Q8_0 in both quantised files, as `llama-quantize` stores tied ones of
-this width; ours stay bfloat16. `--no-head` cuts the vocabulary to 1,024 tokens, which leaves the layers to compare.
+this width; ours stay bfloat16, but `--head int8` packs the head of quantised weights. `--no-head` cuts the vocabulary
+to 1,024 tokens, which leaves the layers to compare.
 
 Our threads wait at barriers as they do when serving, without spinning, unless the environment says otherwise: with
 `GOMP_SPINCOUNT=30000` they spin for about a millisecond first, which pays on a machine that does nothing else.
 
-A round is one greedy reply of each side, one after the other, then one of 16 streams of ours. Printed are medians, and
-the median of the rounds' ratios with the least and the largest.
+On a machine that does other work, threads that wait for each other measure that work. `--processor-time` counts what
+one thread of each process computes instead.
+
+A round is one greedy reply of each side, one after the other, then 16 streams of each. Printed are medians, and the
+median of the rounds' ratios with the least and the largest.
 """
 
 from __future__ import annotations
@@ -27,10 +31,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the engine process has it
+from dovetail.base.process_limits import ENGINE_ENVIRONMENT
+
+os.environ.update({**ENGINE_ENVIRONMENT, **os.environ})  # before torch is imported
 
 import gguf
 import torch
@@ -39,9 +46,9 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file, save_file
 
-from dovetail.messages import SamplerParams
+from dovetail.messages import SamplerParams, Submit
 from dovetail_server.bench.engine import BareEngine
-from dovetail_testing.engine import make_plans
+from dovetail_testing.engine import make_core, make_plans
 from engine import CONFIG_05B
 
 KINDS = {"bf16": (None, Type.BF16), "int8": ("int8", Type.Q8_0), "int4": ("int4", Type.Q4_0)}
@@ -128,14 +135,23 @@ def write_gguf(folder: Path, config: dict[str, Any], kind: Type) -> Path:
     return path
 
 
+class Side(Protocol):
+    """What decodes."""
+
+    def step_s(self, prompts: list[list[int]], num_new: int) -> float:
+        """Return the seconds of a step in which all prompts' requests decode."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
 class Ours:
     """Our engine in a process of its own, as it serves."""
 
-    def __init__(self, folder: Path, quantization: str | None, threads: int) -> None:
-        settings, plan = make_plans(
-            folder, dtype="bfloat16", quantization=quantization, num_threads=threads, disable_radix_cache=True
-        )
-        self._engine = BareEngine(settings, plan)
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self._engine = BareEngine(*make_plans(folder, **settings))
         self._loop = asyncio.new_event_loop()
         self._loop.run_until_complete(self._engine.start())
 
@@ -153,13 +169,42 @@ class Ours:
         self._loop.close()
 
 
+class OursHere:
+    """Our engine's core in this process: what it computes, in processor time."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self._core, self._num = make_core(folder, **settings), 0
+
+    def step_s(self, prompts: list[list[int]], num_new: int) -> float:
+        """See `Side.step_s`: the mean of all steps but those with the prompts and the last ones."""
+        params = SamplerParams(max_tokens=num_new, temperature=0, ignore_eos=True)
+        for prompt in prompts:
+            self._num += 1
+            self._core.handle(Submit(rid=str(self._num), handle=self._num, prompt_ids=prompt, params=params))
+        done = 0
+        while done < len(prompts):
+            done += sum(len(delta.ids) > 0 for delta in self._core.step().deltas)
+        started, steps = time.process_time(), num_new - 3
+        for _ in range(steps):
+            self._core.step()
+        took = time.process_time() - started
+        while self._core.has_work:
+            self._core.step()
+        return took / steps
+
+    def close(self) -> None:
+        """End it."""
+        self._core.close()
+
+
 class Theirs:
     """llama.cpp in a process of its own, under another interpreter.
 
     It waits as OpenMP does by default, spinning for some milliseconds: it has a barrier behind each operation.
     """
 
-    def __init__(self, python: Path, path: Path, threads: int) -> None:
+    def __init__(self, python: Path, path: Path, threads: int, clock: str) -> None:
+        self._clock = clock
         command = [python, "-P", Path(__file__).with_name("llama_cpp_peer.py"), path, str(threads)]
         env = {name: value for name, value in os.environ.items() if name not in WAITING}
         pipe = subprocess.PIPE
@@ -173,10 +218,11 @@ class Theirs:
         found: dict[str, Any] = json.loads(line)
         return found
 
-    def step_s(self, prompt: list[int], num_new: int) -> float:
-        """Return the mean seconds of a decode step of one stream."""
+    def step_s(self, prompts: list[list[int]], num_new: int) -> float:
+        """See `Side.step_s`."""
         if self._process.stdin:
-            self._process.stdin.write(json.dumps({"prompt": prompt, "num_new": num_new}) + "\n")
+            asked = {"prompts": prompts, "num_new": num_new, "clock": self._clock}
+            self._process.stdin.write(json.dumps(asked) + "\n")
             self._process.stdin.flush()
         return float(self._read()["step_s"])
 
@@ -189,23 +235,30 @@ def compare(kind: str, folder: Path, config: dict[str, Any], args: argparse.Name
     """Return a row of the table, and what llama.cpp says of itself."""
     quantization, stored = KINDS[kind]
     path = write_gguf(folder, config, stored)
-    theirs, ours = Theirs(args.peer, path, args.threads), Ours(folder, quantization, args.threads)
+    threads = 1 if args.processor_time else args.threads
+    theirs = Theirs(args.peer, path, threads, "process_time" if args.processor_time else "perf_counter")
+    settings = {"dtype": "bfloat16", "quantization": quantization, "num_threads": threads, "disable_radix_cache": True}
+    if quantization is not None:
+        settings["options"] = {quantization: {"head": args.head}}
+    ours: Side = (OursHere if args.processor_time else Ours)(folder, settings)
     prompts = torch.randint(config["vocab_size"], (16, PROMPT_LEN)).tolist()
-    one, many, other = [], [], []
+    times: dict[tuple[bool, int], list[float]] = {}
     for turn in range(args.rounds + 1):
-        steps = 4 if turn == 0 else args.num_new  # the first turn warms up
-        took = ours.step_s(prompts[:1], steps), theirs.step_s(prompts[0], steps), ours.step_s(prompts, steps)
-        if turn:
-            for times, seconds in zip((one, other, many), took, strict=True):
-                times.append(seconds)
+        steps = 5 if turn == 0 else args.num_new  # the first turn warms up
+        for num in (1, 16):
+            for is_ours, side in ((True, ours), (False, theirs)):
+                times.setdefault((is_ours, num), []).append(side.step_s(prompts[:num], steps))
     about = f"llama-cpp-python {theirs.about['version']}: {theirs.about['system']}"
     theirs.close()
     ours.close()
     path.unlink()
-    ratios = [b / a for a, b in zip(one, other, strict=True)]
-    row = [f"{1 / statistics.median(one):.1f}", f"{1 / statistics.median(other):.1f}"]
-    row.append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
-    return [f"{kind}, {stored.name}", *row, f"{16 / statistics.median(many):.1f}"], about
+    row = [f"{kind}, {stored.name}"]
+    for num in (1, 16):
+        own, other = (times[is_ours, num][1:] for is_ours in (True, False))
+        ratios = [b / a for a, b in zip(own, other, strict=True)]
+        row += [f"{num / statistics.median(each):.1f}" for each in (own, other)]
+        row.append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    return row, about
 
 
 def main() -> int:
@@ -216,12 +269,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--num-new", type=int, default=48, help="tokens of a reply")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--head", choices=("model", "int8"), default="model", help="of quantised weights of ours")
+    parser.add_argument("--processor-time", action="store_true", help="of one thread, for busy machines")
     parser.add_argument("--no-head", action="store_true", help="a vocabulary of 1,024 tokens")
     args = parser.parse_args()
     logging.disable(logging.INFO)
     config = CONFIG_05B | ({"vocab_size": 1024} if args.no_head else {})
-    table = Table(title=f"Decode, tok/s, {args.threads} threads, torch {torch.__version__}")
-    for name in ("ours, theirs", "ours", "llama.cpp", "ratio (min to max)", "ours, 16 streams"):
+    clock = "processor time of 1 thread" if args.processor_time else f"{args.threads} threads"
+    table = Table(title=f"Decode, tok/s, {clock}, torch {torch.__version__}")
+    sides = ("ours", "llama.cpp", "ratio (min to max)")
+    for name in ("ours, theirs", *sides, *(f"16: {side}" for side in sides)):
         table.add_column(name, justify="left" if name == "ours, theirs" else "right")
     about = ""
     with tempfile.TemporaryDirectory() as scratch:
