@@ -56,7 +56,7 @@ def test_sorted_rows_give_what_every_expert_gives(bias: bool, weigh: Any, num_to
 
 
 def test_ranks_that_divide_experts_add_up_to_one() -> None:
-    """Each has some of them, whole."""
+    """Each has some of them, whole; to a stream, too, each adds its share."""
     ways = {"act": "silu_and_mul", "bias": True, "weigh": "output"}
     whole = filled(GatedExperts(CONTEXT, "x", 6, 2, 20, 12, shard="expert", **ways))
     x, ids, weights = torch.randn(5, 20), torch.stack([torch.randperm(6)[:2] for _ in range(5)]), torch.rand(5, 2)
@@ -68,6 +68,7 @@ def test_ranks_that_divide_experts_add_up_to_one() -> None:
         for name, param in mine.named_parameters():
             param.data.copy_(whole.get_parameter(name)[2 * rank : 2 * rank + 2])
         shares.append(mine(x, ids, weights))
+        torch.testing.assert_close(mine(x, ids, weights, add=Stream(x.clone())).total(), x + shares[-1])
     torch.testing.assert_close(sum(shares), whole(x, ids, weights), rtol=1e-4, atol=1e-3)  # numbers are in the hundreds
 
 

@@ -21,7 +21,7 @@ from dovetail.runtime.hf_config import CONFIG_KEYS, read_config
 from dovetail.text.tokenizer.backend import load_backend
 from dovetail_backends.gguf.reader import read_files
 
-pytest.importorskip("gguf", reason="it writes the files")
+gguf = pytest.importorskip("gguf", reason="it writes the files")
 from gguf_files import write_gguf
 
 
@@ -91,6 +91,21 @@ def test_a_file_cut_anywhere_is_named(whole: bytes, tmp_path: Path) -> None:
         file.write_bytes(whole[:length])
         with pytest.raises(ModelError, match=r"cut\.gguf"):
             read_files((file,))
+
+
+def test_a_file_cut_within_its_last_matrix_is_named(tmp_path: Path) -> None:
+    """A download that ends one byte early is no file of fewer rows."""
+    file = tmp_path / "matrix.gguf"
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_tensor("last", np.ones((3, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    data, end = file.read_bytes(), read_files((file,)).tensors["last"].offset + 3 * 32 * 4
+    file.write_bytes(data[: end - 1])
+    with pytest.raises(ModelError, match=f"cut short: last ends at byte {end:,} of {end - 1:,}"):
+        read_files((file,))
 
 
 def test_a_file_of_wrong_bytes_is_read_or_refused(whole: bytes, tmp_path: Path) -> None:
