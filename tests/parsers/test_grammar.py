@@ -191,13 +191,17 @@ def test_every_format_has_a_grammar() -> None:
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_the_grammar_allows_the_formats_own_calls(name: str, tokenizer: Tokenizer, compile_: Any) -> None:
-    """Required and parallel calls as the parser reads them; a call that was not chosen, or of no tool, is refused."""
+    """Required calls as the parser reads them; a call that was not chosen, of no tool or one too many is refused."""
     parser = parser_of(name)
     required = parser.grammar(TOOLS, "required", True, True)
     assert required is not None
     assert accepts(compile_(required), tokenizer, WRITTEN[name])
     assert not accepts(compile_(required), tokenizer, "so it is")
     assert not accepts(compile_(required), tokenizer, WRITTEN[name].replace("get_weather", "get_weathers"))
+    single = parser.grammar(TOOLS, "required", True, False)
+    assert single is not None
+    assert accepts(compile_(single), tokenizer, WRITTEN[name])
+    assert not any(accepts(compile_(single), tokenizer, mark.join([WRITTEN[name]] * 2)) for mark in ("", "\n"))
     named = parser.grammar(TOOLS, NAMED, True, True)
     assert named is not None
     assert not accepts(compile_(named), tokenizer, WRITTEN[name])

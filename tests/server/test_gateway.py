@@ -40,6 +40,8 @@ def test_gpus_are_divided_in_order() -> None:
     assert [share["devices"] for share in divide(settings_of("--dp", "2", "--tp", "2"), 8, 4)] == [[0, 1], [2, 3]]
     chosen = settings_of("--dp", "2", "--devices", "3,1", "--random-seed", "7")
     assert divide(chosen, 4, 4) == [{"devices": [3], "random_seed": 7}, {"devices": [1], "random_seed": 8}]
+    chosen = settings_of("--dp", "2", "--tp", "2", "--devices", "3,2,1,0")
+    assert [share["devices"] for share in divide(chosen, 4, 4)] == [[3, 2], [1, 0]]
     assert divide(settings_of("--dp", "2"), 0, 5) == [{"num_threads": 2}] * 2
 
 
@@ -185,7 +187,8 @@ def test_metrics_of_workers_stand_side_by_side() -> None:
         "# HELP a_total Things.\n# TYPE a_total counter\na_total 1.0\n"
         '# HELP h Time.\n# TYPE h histogram\nh_bucket{le="0.5",path="/a}b {"} 1\nh_sum 0.25\nh_count 1\n'
     )
-    text = merged({"0": page, "1": page.replace("a_total 1.0", "a_total 2.5e3")})
+    other = page.replace("a_total 1.0", "a_total 2.5e3").replace("Things.", "Things, as another version says.")
+    text = merged({"0": page, "1": other})
     assert text.splitlines() == [
         "# HELP a_total Things.",
         "# TYPE a_total counter",
