@@ -21,6 +21,7 @@ from dovetail.contracts.errors import ModelError
 from dovetail.messages import SamplerParams, Submit
 from dovetail_models.kimi_linear import KimiLinear
 from dovetail_models.ling import Ling
+from dovetail_models.qwen3_next import Qwen3Next
 from dovetail_testing.engine import generate, serve
 
 PERTURBED: list[dict[str, Any]] = [
@@ -102,6 +103,17 @@ def test_ling_in_the_hub_s_words_is_the_same() -> None:
     )
     with pytest.raises(ModelError, match=r"kda_lower_bound is 0\.0; possible: numbers below 0"):
         Ling.config_from_hf({**hub, "kda_lower_bound": 0})
+
+
+@pytest.mark.parametrize("every", [2, 4])
+def test_qwen3_next_in_the_hub_s_words_is_the_same(every: int) -> None:
+    """One layer of so many attends where no types of layers are listed."""
+    names = {"architectures": ["Qwen3NextForCausalLM"]}
+    made = config_of("qwen3_next", num_hidden_layers=4, full_attention_interval=every).to_dict() | names
+    hub = {key: value for key, value in made.items() if key != "layer_types"} | {"full_attention_interval": every}
+    config = Qwen3Next.config_from_hf(hub)
+    assert config == Qwen3Next.config_from_hf(made)
+    assert [not spec.state for spec in config.layers] == [(index + 1) % every == 0 for index in range(4)]
 
 
 def test_kimi_linear_in_the_hub_s_words_is_the_same() -> None:

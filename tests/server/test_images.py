@@ -183,6 +183,15 @@ def test_images_that_fill_the_context(server: SeeingHarness) -> None:
     assert "images" not in ask(server, text("a" * 5000)).json()["error"]["message"]
 
 
+def test_a_prompt_with_images_is_not_cut(server: SeeingHarness) -> None:
+    """Part of an image is none: what cuts a text refuses such a prompt, and says what to do."""
+    assert ask(server, text("a" * 40), truncate_prompt_tokens=9).status_code == 200
+    error = ask(server, text("a" * 40), part(CAT), truncate_prompt_tokens=9).json()["error"]
+    assert (error["param"], error["code"]) == ("messages", "invalid_value")
+    assert error["message"] == "a prompt with images is not cut; send less text or fewer images"
+    assert ask(server, text("a"), part(CAT), truncate_prompt_tokens=-1).status_code == 200
+
+
 def test_what_users_type_is_text(server: SeeingHarness) -> None:
     """A placeholder in a text is its characters, beside an image and without one."""
     said = f"a {PAD}{PAD} b"
