@@ -24,7 +24,9 @@ from dovetail_server.bench.latency import LatencyOptions, check_room
 from dovetail_server.bench.prompts import PromptVocabulary, RandomIds, RandomText, read_dataset
 from dovetail_server.bench.results import results_of
 from dovetail_server.bench.roofline import Bandwidth, ModelFacts, Roofline, facts_of
+from dovetail_server.bench.serve import ServeStart
 from dovetail_server.bench.stream import StreamScan
+from dovetail_server.bench.target import BenchTarget
 from dovetail_server.bench.wire import UsageCounts
 from dovetail_server.bench.workloads import STANDARD, USER, Workload, sampling_text
 from dovetail_server.cli import bench_serve
@@ -259,6 +261,10 @@ def test_a_kernel_cache_is_empty_full_or_lacks_some(tmp_path: Path, monkeypatch:
     assert full.state() == "1 kernels there, 1 missing"
     monkeypatch.setattr(kernel_cache, "best", lambda found: Device)
     assert kernel_cache.CacheLook.now().state() == "empty"
+    start = ServeStart(ready_s=1.0, first_answer_s=2.0, ready_at=0.0, cache=full)
+    served = BenchTarget(base_url="http://127.0.0.1:1", model="m", kind="dovetail", is_local=True)
+    assert start.kernel_cache(replace(served, device="cuda")) == "1 kernels there, 1 missing"
+    assert start.kernel_cache(replace(served, device="cpu")) is None
 
 
 def test_client_processes_follow_the_load() -> None:
