@@ -51,6 +51,21 @@ def test_a_kernel_equals_its_meaning(op: str, invariant: bool, shape: int, is_st
         assert changed >= (op != "gated_rms_norm"), "no state was written"
 
 
+def test_a_convolution_has_all_channels_of_many_programs() -> None:
+    """Keys, queries and values that are wider than what one program convolves."""
+    pytest.importorskip("triton")
+    from dovetail_backends.kernels.triton import TritonKernels
+    from dovetail_backends.kernels.triton.delta_pieces import CHANNELS
+
+    dims = {"G": 2, "J": 1, "D": CHANNELS, "W": CHANNELS, "K": 4}
+    ask = make_ask("conv_qkv", device_of(CPU).view, "float32", dims, options("conv_qkv")[-1])
+    operands = list(sample(ask, 5, CPU, 3, is_strided=False))
+    mine, right = copied(operands), copied(operands)
+    torch.testing.assert_close(TritonKernels().make(ask)(*mine), meaning(ask)(*right))
+    for got, want in zip(mine, right, strict=True):
+        assert not isinstance(want, Tensor) or torch.equal(got, want)
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 @pytest.mark.parametrize(
