@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from dovetail.text.chat.template import ChatTemplate
 from dovetail_parsers.tools.hermes import HermesTools
 from dovetail_server.errors.catalogue import ServiceError
 from dovetail_server.media import decode
+from dovetail_server.media import folder as media_folder
 from dovetail_server.media.folder import KEPT, MediaFiles, MediaFolder
 from dovetail_server.media.rules import MediaAnswer, MediaFetched, MediaQuestion
 from dovetail_server.reading.media import MAX_WAITING_FETCHES, MediaExchange
@@ -533,6 +536,23 @@ def test_a_folder_of_a_killed_server_is_removed(tmp_path: Path) -> None:
     living.close()
     third.close()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("least", "writable", "is_memory"), [(0, True, True), (1 << 62, True, False), (0, False, False)])
+def test_arrays_lie_in_memory_where_they_may(
+    least: int, writable: bool, is_memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A memory file system that is small, or may not be written, is left to others."""
+    memory, other = tmp_path / "memory", tmp_path / "other"
+    memory.mkdir()
+    other.mkdir()
+    monkeypatch.setattr(media_folder, "MEMORY", memory)
+    monkeypatch.setattr(media_folder, "MIN_BYTES", least + 1)
+    monkeypatch.setattr(tempfile, "tempdir", str(other))
+    monkeypatch.setattr(os, "access", lambda path, mode: writable)  # whoever is root may write everywhere
+    folder = MediaFolder()
+    assert folder.path.parent == (memory if is_memory else other)
+    folder.close()
 
 
 def test_what_nobody_holds_is_swept(tmp_path: Path) -> None:
