@@ -98,6 +98,7 @@ def test_who_brings_much_pushes_out_images_of_its_own(folder: Path) -> None:
         for name in range(2, 40):
             assert await brings("loud", name)
             assert kept(folder) <= 10
+        assert kept(folder) == 10  # to the last byte
         assert not await brings("quiet", 0)
         assert not await brings("quiet", 1)
         assert not await brings("loud", 39)
