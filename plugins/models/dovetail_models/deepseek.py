@@ -31,6 +31,7 @@ from dovetail_models.latent import LatentAttention
 from dovetail_models.llama import LAYER
 
 ATTENTION = LAYER + r"self_attn\."
+INDEXER = ATTENTION + r"indexer\..*"
 RULES = (
     WeightRule(ATTENTION + "q_a_proj", r"layers.\1.attention.q_a"),
     WeightRule(ATTENTION + "q_a_layernorm", r"layers.\1.attention.q_a_norm"),
@@ -140,11 +141,13 @@ class DeepseekV32(DeepseekV3):
             full = ["full_attention" if kind == "indexed_attention" else kind for kind in types]
             hf = ChainMap({"layer_types": full}, cast("MutableMapping[str, Any]", hf))
         config = super().config_from_hf(hf)
-        return replace(config, max_position_embeddings=min(longest, config.max_position_embeddings))
+        return replace(
+            config, max_position_embeddings=min(longest, config.max_position_embeddings), not_loaded=INDEXER
+        )
 
     @classmethod
     def weight_map(cls, config: ModelConfig) -> Sequence[WeightRule]:
-        return (WeightRule(ATTENTION + r"indexer\..*", ""), *super().weight_map(config))
+        return (WeightRule(INDEXER, ""), *super().weight_map(config))
 
 
 class DeepseekV2(DeepseekV3):
