@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from typing import Any
 import pytest
 from families import DECODERS, OWN, SEEING, TURNS, make_checkpoint, make_seeing
 from parity import check, check_logits, check_schedules
+from quantised_models import plugin_of
 
 from dovetail.contracts.errors import ConfigError
 from dovetail.plugins import Registry
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.weight_size import weight_size
+from dovetail.sdk.checkpoint import dense_numel
 from dovetail_testing.engine import make_core
 
 REFUSED = {
@@ -105,9 +108,13 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("kind", OWN)
 def test_by_its_own_plugin(kind: str, tmp_path: Path) -> None:
-    """Dovetail's layers over the paged cache."""
+    """Dovetail's layers over the paged cache; the configuration alone tells how many weights there are, nearly."""
     model = make_checkpoint(tmp_path, kind)
     assert type(model).__name__ in {record.name for record in Registry.scan().of_kind("model")}
+    made = plugin_of("model", type(model).__name__)
+    config = made.config_from_hf(json.loads((tmp_path / "config.json").read_text()))
+    loaded = [one.numel() for name, one in model.named_parameters() if not re.fullmatch(config.not_loaded, name)]
+    assert dense_numel(config) == pytest.approx(sum(loaded), rel=0.02)
     check_logits(tmp_path, model, chunk=7, num_new=8, model_impl="dovetail")
 
 

@@ -76,7 +76,7 @@ def with_experts(
     """Add experts to a dense config.
 
     Args:
-        config: Its `intermediate_size` is that of layers without experts.
+        config: Its `intermediate_size` is that of layers without experts; what it counts itself is without MLPs.
         routing: How experts are chosen.
         inner: Width between of an expert.
         shared_inner: That of the shared experts together; 0: there are none.

@@ -37,7 +37,7 @@ class Qwen3_5Moe(DeltaModel):
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
         inner = needed(hf, "moe_intermediate_size")
         return with_experts(
-            delta_config(with_missing(hf, intermediate_size=inner)),  # that of no layer
+            delta_config(with_missing(hf, intermediate_size=inner), has_experts=True),  # that of no layer
             Routing(num=num_experts(hf), top_k=needed(hf, "num_experts_per_tok")),
             inner,
             shared_inner=needed(hf, "shared_expert_intermediate_size"),

@@ -28,8 +28,8 @@ LINEAR, FULL = "linear_attention", "full_attention"
 UNUSED = r"mtp\..*"
 
 
-def delta_config(hf: Mapping[str, Any], *, interleaved: bool = False) -> ModelConfig:
-    """Translate everything but the experts.
+def delta_config(hf: Mapping[str, Any], *, interleaved: bool = False, has_experts: bool = False) -> ModelConfig:
+    """Translate everything but the experts; with them, the MLPs of layers are counted by `with_experts`.
 
     Raises:
         ModelError: As `delta_types`.
@@ -43,7 +43,8 @@ def delta_config(hf: Mapping[str, Any], *, interleaved: bool = False) -> ModelCo
     layers = [
         shape.spec(spec.index) if kind == LINEAR else spec for spec, kind in zip(config.layers, types, strict=True)
     ]
-    return replace(config, layers=tuple(layers), num_params=_numel(config, shape, types), not_loaded=UNUSED,
+    counted = replace(config, intermediate_size=0) if has_experts else config
+    return replace(config, layers=tuple(layers), num_params=_numel(counted, shape, types), not_loaded=UNUSED,
                    extra={**config.extra, "delta": shape})  # fmt: skip
 
 
@@ -113,7 +114,7 @@ class Qwen3Next(DeltaModel):
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
         normalise = bool(hf.get("norm_topk_prob", True))
         return with_experts(
-            delta_config(hf, interleaved=True),
+            delta_config(hf, interleaved=True, has_experts=True),
             Routing(num=num_experts(hf), top_k=needed(hf, "num_experts_per_tok"), normalise=normalise),
             needed(hf, "moe_intermediate_size"),
             shared_inner=needed(hf, "shared_expert_intermediate_size"),
