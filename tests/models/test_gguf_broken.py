@@ -21,7 +21,8 @@ from dovetail.runtime.hf_config import CONFIG_KEYS, read_config
 from dovetail.text.tokenizer.backend import load_backend
 from dovetail_backends.gguf.reader import read_files
 
-gguf = pytest.importorskip("gguf", reason="it writes the files")
+pytest.importorskip("gguf", reason="it writes the files")
+import gguf
 from gguf_files import write_gguf
 
 

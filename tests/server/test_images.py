@@ -538,7 +538,9 @@ def test_a_folder_of_a_killed_server_is_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("least", "writable", "is_memory"), [(0, True, True), (1 << 62, True, False), (0, False, False)])
+@pytest.mark.parametrize(
+    ("least", "writable", "is_memory"), [(0, True, True), (1 << 62, True, False), (0, False, False)]
+)
 def test_arrays_lie_in_memory_where_they_may(
     least: int, writable: bool, is_memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,9 +141,7 @@ class DeepseekV32(DeepseekV3):
             full = ["full_attention" if kind == "indexed_attention" else kind for kind in types]
             hf = ChainMap({"layer_types": full}, cast("MutableMapping[str, Any]", hf))
         config = super().config_from_hf(hf)
-        return replace(
-            config, max_position_embeddings=min(longest, config.max_position_embeddings), not_loaded=INDEXER
-        )
+        return replace(config, max_position_embeddings=min(longest, config.max_position_embeddings), not_loaded=INDEXER)
 
     @classmethod
     def weight_map(cls, config: ModelConfig) -> Sequence[WeightRule]:
