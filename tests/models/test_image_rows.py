@@ -26,6 +26,7 @@ from dovetail_models.internvl_images import InternVLImages
 from dovetail_models.llama4_images import Llama4Images
 from dovetail_models.llama4_vl import Llama4_VL
 from dovetail_models.pixtral_images import PixtralImages
+from dovetail_models.seeing import Projector
 from dovetail_testing.engine import make_core, serve, tokens
 
 IMG, BREAK, END = 10, 12, 13
@@ -72,6 +73,13 @@ def test_what_pixtral_cannot_serve_is_refused(config: Any, preprocessor: Any, me
     """The key and what is possible."""
     with pytest.raises(ModelError, match=message):
         pixtral(preprocessor, **config)
+
+
+def test_an_activation_that_no_projector_has_is_refused() -> None:
+    """The key, what it is and what is possible."""
+    unused: Any = None
+    with pytest.raises(ModelError, match="projector_hidden_act 'snake': possible: .*gelu"):
+        Projector(8, 8, "snake", unused)
 
 
 def test_tiles_stand_between_start_and_end() -> None:

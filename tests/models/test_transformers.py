@@ -294,6 +294,17 @@ def test_mamba_2_is_called_for_128_tokens_at_least() -> None:
         assert sizes == want
 
 
+def test_states_are_summed_in_float32() -> None:
+    """Also those of a model of bfloat16; what a convolution keeps has the model's dtype."""
+    given = {**tiny_config("qwen3_5_text").to_dict(), "architectures": ["Qwen3_5ForCausalLM"], "dtype": "bfloat16"}
+    config = TransformersModel.config_from_hf(given)
+    assert config.dtype == "bfloat16"
+    assert {(one.name, one.dtype) for spec in config.layers for one in spec.state} == {
+        ("conv0", None),
+        ("state0", "float32"),
+    }
+
+
 def one_chunk(length: int, num_new: int, rows: dict[str, torch.Tensor]) -> Any:
     """A step of one request's chunk, with its states."""
     store = SimpleNamespace(rows=lambda index: rows, wants=lambda index, save: False)
