@@ -78,7 +78,7 @@ def test_what_pixtral_cannot_serve_is_refused(config: Any, preprocessor: Any, me
 def test_an_activation_that_no_projector_has_is_refused() -> None:
     """The key, what it is and what is possible."""
     unused: Any = None
-    with pytest.raises(ModelError, match="projector_hidden_act 'snake': possible: .*gelu"):
+    with pytest.raises(ModelError, match=r"projector_hidden_act 'snake': possible: .*gelu"):
         Projector(8, 8, "snake", unused)
 
 
