@@ -331,6 +331,13 @@ def test_a_lost_device_is_fatal(model: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert raised.value is error
 
 
+def test_only_what_allocators_raise_is_a_lack_of_memory() -> None:
+    """Another error of torch has the same class; who is told of memory would make the batch smaller for nothing."""
+    cpu = torch.device("cpu")
+    assert [step_error(error, cpu).is_memory for error in (cpu_out_of_memory(), MemoryError())] == [True, True]
+    assert [step_error(error, cpu).is_memory for error in (RuntimeError("shapes differ"), a_bug())] == [False, False]
+
+
 def test_a_fault_and_a_lack_of_memory_at_once(model: Path) -> None:
     """A step goes wrong while the next one fails: one request ends, the others are as in a clean run."""
     loads = mixed()

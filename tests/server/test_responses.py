@@ -242,7 +242,9 @@ def test_log_probabilities_belong_to_the_text(thinking: Harness, per_delta: int)
     thinking.text = ALL
     thinking.engine.per_delta = per_delta
     fields = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "tools": [TOOL]}
-    part = ask(thinking, **fields)["output"][1]["content"][0]
+    response = ask(thinking, **fields)
+    assert response["top_logprobs"] == 2
+    part = response["output"][1]["content"][0]
     assert "".join(row["token"] for row in part["logprobs"]) == part["text"] == "Let me look."
     assert all(len(row["top_logprobs"]) == 2 for row in part["logprobs"])
     events = response_events(thinking.post("/v1/responses", {"model": "tiny", "input": "hi", "stream": True, **fields}))
