@@ -250,7 +250,8 @@ def test_a_missing_or_unsuitable_file_fails_the_batch_later(shared: Api) -> None
         assert reply.json()["status"] == "validating"
         batch = shared.wait(reply.json()["id"])
         assert batch["status"] == "failed"
-        assert batch["errors"]["data"][0]["code"] == code
+        error = batch["errors"]["data"][0]
+        assert (error["code"], error["param"]) == (code, "input_file_id")
     other = shared.upload(jsonl(GOOD), purpose="user_data").json()["id"]
     reply = shared.harness.post("/v1/batches", {"input_file_id": other, "endpoint": CHAT, "completion_window": "24h"})
     assert shared.wait(reply.json()["id"])["errors"]["data"][0]["code"] == "invalid_file_purpose"
