@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -281,6 +282,15 @@ def test_contradictions_are_named(keys: dict[str, Any], message: str) -> None:
 
 def rope(**numbers: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, **numbers}}
+
+
+@pytest.mark.parametrize("more", [{}, {"mscale_all_dim": 0}, {"mscale_all_dim": 0.5}])
+def test_yarn_sharpens_latent_attention_where_that_is_asked_for(more: dict[str, float]) -> None:
+    """By `mscale_all_dim`, and not by the factor alone."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, **more}
+    config = DeepseekV3.config_from_hf({**BASE, **HUB["deepseek-v3"], "rope_scaling": yarn})
+    wanted = 0.1 * more.get("mscale_all_dim", 0) * math.log(4) + 1
+    assert config.layers[0].scale == pytest.approx((4 + 4) ** -0.5 * wanted**2)
 
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
