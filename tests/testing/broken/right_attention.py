@@ -198,6 +198,17 @@ class MakesHeads(Right):
         return True
 
 
+class LargePages(Right):
+    """Its kernels take pages of 32 and 64 tokens, and no others."""
+
+    caps = replace(Right.caps, page_sizes=frozenset({32, 64}))
+
+    def __init__(self, config: Any, kv_pool: Any, device: torch.device) -> None:
+        if kv_pool.page_size not in (32, 64):
+            raise ValueError(f"pages of {kv_pool.page_size} tokens")
+        super().__init__(config, kv_pool, device)
+
+
 class Sharing(Right):
     """With the hint, a row takes its first `num_common` keys from the row before it: right if they are the same."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from right_attention import FromProjection, MakesHeads, Prefilling, Right, SeesImages, Sharing
+from right_attention import FromProjection, LargePages, MakesHeads, Prefilling, Right, SeesImages, Sharing
 from torch import Tensor
 
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, Phase
@@ -429,6 +429,7 @@ FAULTS: dict[str, tuple[type[Right], str, str]] = {
         (SeesImages, "images_see"),
         (MakesHeads, "latent"),
         (Sharing, "common or hint"),
+        (LargePages, "page_sizes or scale"),
         (Prefilling, "padded or replay"),
     ],
 )
