@@ -470,6 +470,7 @@ def test_a_batch_that_cannot_run_at_once_is_refused() -> None:
         )
         with pytest.raises(ConfigError, match=part):
             check_room(info, options)
+    check_room(info, replace(options, output_len=0))  # all of the cache
 
 
 def test_offline_throughput_counts_every_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
