@@ -60,6 +60,9 @@ def test_requests_run_in_the_engine_process_and_close_ends_it(qwen3: Path) -> No
         outputs = await asyncio.gather(*(collect(client, long_request(str(i))) for i in range(5)))
         assert len({tuple(tokens(deltas)) for deltas in outputs}) == 1
         assert client.step > 0
+        first, *_, last = (row["step"] for row in (await client.control("steps"))["steps"])
+        assert first < last
+        assert (await client.control("steps", after=last - 1))["steps"][0]["step"] == last
         pid = client.pid
         await client.close()
         await client.close()
