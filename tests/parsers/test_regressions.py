@@ -202,6 +202,7 @@ def test_harmony_headers_that_are_none(tokenizer: Tokenizer) -> None:
     harmony = {"reasoning": "gpt-oss", "tools": "gpt-oss", "tail": "<|start|>assistant"}
     for text in (
         "Hello there",
+        "Hello <|mess",
         "analysis of data",
         "<|channel|>The end<|return|>",
         "<|message|>",
