@@ -13,7 +13,7 @@ from dovetail.contracts.quantization import Conversion, FileTensor, Target
 from dovetail.sdk.quantization.forms import E2M1, Int4, Mxfp4, Scaled
 from dovetail.sdk.quantization.words import ORDER
 from dovetail_backends.gguf.blocks import BY_NAME
-from dovetail_backends.quantization import awq, bitsandbytes, fp4, gguf_blocks, gptq, modules
+from dovetail_backends.quantization import awq, bitsandbytes, fp4, fp8, gguf_blocks, gptq, modules
 from dovetail_backends.quantization.compressed_tensors import pack_quantized
 from dovetail_testing.targets import target_for
 
@@ -76,6 +76,15 @@ def packed_as(values: Tensor, zeros: Tensor, scale: Tensor, found: dict[str, Ten
     same(unpacked(found["_packed"], 4, 1, ORDER), values)
     same(found["_scale"], scale)
     same(found["_zero"].long(), zeros)
+
+
+@pytest.mark.parametrize(
+    ("shape", "group"), [((6, 4), (1, 16)), ((6, 1), (1, 64)), ((6,), (1, 64)), ((1,), (6, 64)), ((2, 2), (4, 32))]
+)
+def test_a_scale_of_fp8_says_whose_it_is(shape: tuple[int, ...], group: tuple[int, int]) -> None:
+    """Of some columns of a row, of a row, of all, or of a block of 4 x 32 numbers."""
+    stored = module({".weight": some_bytes(6, 64).view(torch.float8_e4m3fn), ".weight_scale": torch.ones(shape)}, 64)
+    assert fp8.layout_of(stored, ".weight_scale", (4, 32), frozenset()) == group
 
 
 @pytest.mark.sampled
