@@ -7,11 +7,14 @@ import logging
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dovetail.contracts.errors import PluginError
 from dovetail.plugins import PluginPlan, Registry, load, make_plan
+from dovetail.plugins.loader import nearest_plugin
 from dovetail_testing.site import FakeSite
 
 MODELS = "dovetail.models.v1"
@@ -266,3 +269,17 @@ def test_every_role_loads_its_part_of_one_plan(site: FakeSite, role: str) -> Non
         "loaded": [["AcmeForCausalLM", "Model"]] if in_engine else [["acme", "Hooks"]],
         "modules": ["acme_model"] if in_engine else ["acme_hooks"],
     }
+
+
+def test_code_of_the_server_is_no_plugins() -> None:
+    """A package's other modules are its plugin's; of ours only the module that a plugin names."""
+    plan = make_plan(Registry.scan(), api=["openai"], tool_parser="hermes")
+
+    def found(*modules: str) -> str:
+        frames: list[Any] = [SimpleNamespace(f_globals={"__name__": module}) for module in modules]
+        nearest = nearest_plugin(frames, plan)
+        return "" if nearest is None else nearest[0].name
+
+    assert found("json", "dovetail_server.http.asgi", "dovetail.engine.core") == ""
+    assert found("dovetail_server.http.asgi", "dovetail_server.apis.routes") == "openai"
+    assert found("json", "dovetail_parsers.families.headed_calls", "dovetail_server.apis.routes") == "hermes"
