@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from dovetail_server.gateway.child import reserve_port
 from dovetail_server.gateway.fleet import Fleet, Worker
 from dovetail_server.gateway.metrics import merged
 from dovetail_server.gateway.relayed_log import WorkerLog, tagged
+from dovetail_server.gateway.server import GatewayServer
 from dovetail_server.gateway.worker_settings import divide, worker_config, worker_environment
 from dovetail_server.relay.places import MAX_TEXT_BYTES, beginning
 from dovetail_server.settings.serve import ServeSettings
@@ -179,6 +181,25 @@ def test_a_line_without_end_is_passed_on_in_pieces() -> None:
     lines = asyncio.run(follow())
     assert "".join(line.removeprefix("[DP0] ") for line in lines) == "x" * 5000 + "last"
     assert len(lines) >= 2
+
+
+def test_what_is_under_way_ends_before_the_gateway_does() -> None:
+    """A request that runs when the gateway is told to end holds it up, within the time that it has."""
+
+    async def run() -> None:
+        state: Any = SimpleNamespace(settings=settings_of("--drain-timeout", "600"))
+        server = GatewayServer(lambda scope, receive, send: asyncio.sleep(0), state, None)
+        request = asyncio.get_running_loop().create_future()
+        server.server_state.tasks.add(request)
+        drained = asyncio.create_task(server.drain(0.0))
+        for _ in range(4):
+            await asyncio.wait([drained], timeout=0.02)
+        assert not server.should_exit
+        server.server_state.tasks.clear()
+        await drained
+        assert server.should_exit
+
+    asyncio.run(run())
 
 
 def test_metrics_of_workers_stand_side_by_side() -> None:
