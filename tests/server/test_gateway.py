@@ -19,6 +19,7 @@ from dovetail_server.gateway.fleet import Fleet, Worker
 from dovetail_server.gateway.metrics import merged
 from dovetail_server.gateway.relayed_log import WorkerLog, tagged
 from dovetail_server.gateway.server import GatewayServer
+from dovetail_server.gateway.state import GatewayState
 from dovetail_server.gateway.worker_settings import divide, worker_config, worker_environment
 from dovetail_server.relay.places import MAX_TEXT_BYTES, beginning
 from dovetail_server.settings.serve import ServeSettings
@@ -198,6 +199,29 @@ def test_what_is_under_way_ends_before_the_gateway_does() -> None:
         server.server_state.tasks.clear()
         await drained
         assert server.should_exit
+
+    asyncio.run(run())
+
+
+def test_a_client_that_takes_nothing_is_cut_off_alone() -> None:
+    """What is still to be sent to it is dropped at once; connections of others stay."""
+
+    async def run() -> None:
+        arrived: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+        listener = await asyncio.start_server(lambda reader, writer: arrived.put(writer), "127.0.0.1", 0)
+        clients = [await asyncio.open_connection(*listener.sockets[0].getsockname()) for _ in range(2)]
+        kept, lost = [(await arrived.get()).transport for _ in clients]
+        lost.write(bytes(64 << 20))
+        assert lost.get_write_buffer_size()
+        open_ones = [SimpleNamespace(transport=one, client=one.get_extra_info("peername")) for one in (kept, lost)]
+        server = SimpleNamespace(server_state=SimpleNamespace(connections=open_ones))
+        state: Any = SimpleNamespace(server=server)
+        GatewayState.cut_off(state, {"client": lost.get_extra_info("peername")})
+        assert (kept.is_closing(), lost.is_closing(), lost.get_write_buffer_size()) == (False, True, 0)
+        for _, writer in clients:
+            writer.close()
+        kept.close()
+        listener.close()
 
     asyncio.run(run())
 
