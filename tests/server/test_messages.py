@@ -13,6 +13,8 @@ from harness import Harness
 from replies import message_events, strict
 
 from dovetail.messages import Finish
+from dovetail_server.apis.messages.errors import error_body
+from dovetail_server.errors.body import ErrorDetail
 
 USER = [{"role": "user", "content": "hi"}]
 TEXTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
@@ -447,6 +449,15 @@ def test_what_cannot_be_done_is_refused(thinking: Harness, fields: dict[str, Any
     assert error["type"] == "invalid_request_error"
     assert name in error["message"]
     assert "function" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(409, "invalid_request_error"), (500, "api_error"), (502, "api_error"), (529, "overloaded_error")],
+)
+def test_errors_of_the_server_are_no_faults_of_the_request(status: int, kind: str) -> None:
+    """By the type clients choose whether to send the request again as it is."""
+    assert error_body(status, ErrorDetail(message="x", type="y"), None).error.type == kind
 
 
 @pytest.mark.parametrize("edits", [{}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}])
