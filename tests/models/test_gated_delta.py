@@ -116,6 +116,21 @@ def test_qwen3_next_in_the_hub_s_words_is_the_same(every: int) -> None:
     assert [not spec.state for spec in config.layers] == [(index + 1) % every == 0 for index in range(4)]
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"linear_num_value_heads": 6}, "linear_num_value_heads is 6; possible: multiples of linear_num_key_heads, 4"),
+        ({"layer_types": ["linear_attention"] * 4}, "layer_types is .* at least one of these"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; possible: silu"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(changes: dict[str, Any], said: str) -> None:
+    """The message says what was given, and what is possible."""
+    hf = config_of("qwen3_next", num_hidden_layers=4).to_dict() | {"architectures": ["Qwen3NextForCausalLM"], **changes}
+    with pytest.raises(ModelError, match=said):
+        Qwen3Next.config_from_hf(hf)
+
+
 def test_kimi_linear_in_the_hub_s_words_is_the_same() -> None:
     """Layers counted from one, and sizes, in a mapping of their own; second names of keys."""
     made = config_of("kimi_linear").to_dict()

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import seeing
+import transformers
+from image_references import gemma4_count
 from seeing import ODD, Prompts, picture, reference
 from test_seeing import TEXTS, parts_of, run
 
@@ -197,6 +199,16 @@ def test_gemma_4_is_as_its_configuration_says(both_ways: str | None, tmp_path: P
     if both_ways:
         with pytest.raises(ModelError, match="images see both ways within a sliding_window of 80"):
             Gemma4Images.from_config(json.loads(text), {"patch_size": 4, "max_soft_tokens": 140})
+
+
+def test_what_stands_for_an_image_of_gemma_4_unless_it_is_said() -> None:
+    """Transformers' tokens, and as many of them; an image that is a line has all in one row or column."""
+    config, own = transformers.Gemma4Config(), Gemma4Images.from_config({}, {})
+    ids = own.layout(768, 768).ids
+    assert (ids[0], ids[-1]) == (config.boi_token_id, config.eoi_token_id)
+    assert set(ids[1:-1]) == {config.image_token_id}
+    for size in ((768, 768), (3, 30_000), (30_000, 3), (2, 500), (500, 2)):
+        assert own.layout(*size).num_embeds == gemma4_count(None, *size)
 
 
 def test_a_small_cache_has_room_for_an_image(model: tuple[Path, Any], tmp_path: Path) -> None:
