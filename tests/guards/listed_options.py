@@ -162,9 +162,10 @@ def read_by(path: Path) -> Iterator[str]:
 
 def known_to_compat() -> Iterator[str]:
     """Yield what is known of others, and when it is taken."""
-    from dovetail_server.compat import endpoints, environment, fields, flags
+    from dovetail_server.compat import endpoints, environment, flags
+    from dovetail_server.compat.known import FIELDS
 
-    for what, table in (("peer-flag", flags.TABLE), ("peer-field", fields.FIELDS)):
+    for what, table in (("peer-flag", flags.TABLE), ("peer-field", FIELDS)):
         for name, known in sorted(table.items()):
             taken = "any value" if known.at is None else " ".join(map(repr, known.at)) or "no value"
             sets = f", sets {' '.join(dict(known.sets).values())}" if getattr(known, "sets", ()) else ""

@@ -20,7 +20,8 @@ from dovetail_server.apis.messages.schema import MessagesRequest
 from dovetail_server.apis.responses.schema import ResponsesRequest
 from dovetail_server.apis.score.schema import ScoreRequest
 from dovetail_server.apis.tokens.schema import DetokenizeRequest, TokenizeRequest
-from dovetail_server.compat import endpoints, fields
+from dovetail_server.compat import endpoints
+from dovetail_server.compat.known import FIELDS
 from dovetail_server.schema.common import RequestModel, StreamOptions
 
 PEERS = {
@@ -50,7 +51,7 @@ def test_every_field_of_a_peer_is_known(peer: str) -> None:
         f"{route}.{name}"
         for route, names in listed.items()
         for name in names
-        if route in BODIES and name not in BODIES[route].model_fields and name not in fields.FIELDS
+        if route in BODIES and name not in BODIES[route].model_fields and name not in FIELDS
     ]
     assert missing == []
 
@@ -62,9 +63,7 @@ def test_the_table_has_no_name_that_every_route_implements() -> None:
         for route, names in peer["fields"].items():
             for name in names:
                 routes.setdefault(name, set()).add(route)
-    done = [
-        n for n in fields.FIELDS if n in routes and all(r in BODIES and n in BODIES[r].model_fields for r in routes[n])
-    ]
+    done = [n for n in FIELDS if n in routes and all(r in BODIES and n in BODIES[r].model_fields for r in routes[n])]
     assert done == []
 
 

@@ -12,7 +12,7 @@ from grammar_server import WithGrammars, server  # noqa: F401
 from harness import Harness
 
 from dovetail_server.compat.dialects import OWN, SAID
-from dovetail_server.compat.sent import SENT
+from dovetail_server.compat.known import SENT
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hey"}]

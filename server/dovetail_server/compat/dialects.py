@@ -1,7 +1,7 @@
 """Fields by which other servers' clients say what fields of ours say: what each means here, at each value.
 
 A schema that has a field of such a name goes first. `SAID` makes fields of ours of a value, or refuses it; what means
-nothing here, or is not served, is in `sent.py`.
+nothing here, or is not served, is in `fields.json`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from dovetail.processing.bounds import MAX_TOKENS
-from dovetail_server.compat.sent import SEARCHES, SENT
+from dovetail_server.compat.known import SENT
 
 Fields = dict[str, Any]
 Meaning = Callable[[Any], Fields]
@@ -162,7 +162,7 @@ def _format(value: Any) -> Fields:
 def _search(value: Any) -> Fields:
     if isinstance(value, dict) and value.get("mode", "off") == "off":
         return {}
-    raise ValueError(SEARCHES)
+    raise ValueError(SENT["web_search"].why)
 
 
 def _safety(value: Any) -> Fields:
