@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 WORDS = ("name", "age", "city", "id", "tags", "price", "active", "notes", "é", "a b", "kind", "items", "score", "when")
@@ -99,63 +101,7 @@ class SchemaMaker:
         return {"anyOf": [self._value(depth + 1), {"type": "null"}]}
 
 
-REALISTIC: list[dict[str, Any]] = [
-    {
-        "type": "object",
-        "properties": {
-            "invoice_number": {"type": "string", "pattern": "^INV-[0-9]{6}$"},
-            "date": {"type": "string", "format": "date"},
-            "currency": {"enum": ["EUR", "USD", "GBP"]},
-            "lines": {
-                "type": "array",
-                "items": {
-                    "type": "object",
-                    "properties": {
-                        "description": {"type": "string", "maxLength": 200},
-                        "quantity": {"type": "integer", "minimum": 1},
-                        "unit_price": {"type": "number", "minimum": 0},
-                    },
-                    "required": ["description", "quantity", "unit_price"],
-                    "additionalProperties": False,
-                },
-                "minItems": 1,
-            },
-        },
-        "required": ["invoice_number", "date", "currency", "lines"],
-        "additionalProperties": False,
-    },
-    {
-        "$defs": {
-            "node": {
-                "type": "object",
-                "properties": {
-                    "label": {"type": "string"},
-                    "children": {"type": "array", "items": {"$ref": "#/$defs/node"}},
-                },
-                "required": ["label", "children"],
-                "additionalProperties": False,
-            }
-        },
-        "$ref": "#/$defs/node",
-    },
-    {
-        "type": "object",
-        "properties": {
-            "steps": {
-                "type": "array",
-                "items": {
-                    "type": "object",
-                    "properties": {"explanation": {"type": "string"}, "output": {"type": "string"}},
-                    "required": ["explanation", "output"],
-                    "additionalProperties": False,
-                },
-            },
-            "final_answer": {"type": "string"},
-        },
-        "required": ["steps", "final_answer"],
-        "additionalProperties": False,
-    },
-]
+REALISTIC: list[dict[str, Any]] = json.loads(Path(__file__).with_name("realistic.json").read_text("utf-8"))
 
 
 def schemas(num: int, seed: int = 0, **options: Any) -> list[dict[str, Any]]:
