@@ -13,6 +13,7 @@ from dovetail_server.cli.bench_options import (
     BenchParser,
     count,
     counts,
+    filled,
     positive,
     probability,
     span,
@@ -51,20 +52,9 @@ def latency(argv: list[str]) -> int:
     from dovetail_server.bench.latency import LatencyOptions, main
 
     report.check_json(args.json)
-    return main(
-        LatencyOptions(
-            settings=settings,
-            batch_sizes=list(dict.fromkeys(args.batch_size)),
-            input_len=args.input_len,
-            output_len=args.output_len,
-            rounds=args.rounds,
-            seed=seed_of(args),
-            temperature=args.temperature,
-            top_p=args.top_p,
-            bandwidth=bandwidth_of(args),
-            json=args.json,
-        )
-    )
+    sizes = list(dict.fromkeys(args.batch_size))
+    own = {"settings": settings, "seed": seed_of(args), "bandwidth": bandwidth_of(args)}
+    return main(filled(LatencyOptions, args, batch_sizes=sizes, **own))
 
 
 def throughput(argv: list[str]) -> int:
@@ -92,21 +82,9 @@ def throughput(argv: list[str]) -> int:
     from dovetail_server.bench.throughput import ThroughputOptions, main
 
     report.check_json(args.json)
-    return main(
-        ThroughputOptions(
-            settings=settings,
-            num_prompts=args.num_prompts,
-            input_len=args.input_len or (512, 512),
-            output_len=args.output_len,
-            shared_prefix_len=args.shared_prefix_len or 0,
-            dataset=args.dataset,
-            seed=seed_of(args),
-            temperature=args.temperature,
-            ignore_eos=args.ignore_eos,
-            bandwidth=bandwidth_of(args),
-            json=args.json,
-        )
-    )
+    lengths = {"input_len": args.input_len or (512, 512), "shared_prefix_len": args.shared_prefix_len or 0}
+    own = {"settings": settings, "seed": seed_of(args), "bandwidth": bandwidth_of(args)}
+    return main(filled(ThroughputOptions, args, **lengths, **own))
 
 
 def add_common(parser: BenchParser) -> None:

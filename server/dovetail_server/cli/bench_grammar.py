@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dovetail.contracts.errors import ConfigError
-from dovetail_server.cli.bench_options import BenchParser, count, folder, whole
+from dovetail_server.cli.bench_options import BenchParser, count, filled, folder, whole
 
 ABOUT = """Measure structured outputs: new and known JSON schemas, masks, what grammars cost a decode step, and how much
 hostile grammars delay others. Schemas are random ones over all of JSON Schema, and realistic ones."""
@@ -38,16 +38,4 @@ def main(argv: list[str]) -> int:
     from dovetail_server.bench.grammar import main as run
 
     report.check_json(args.json)
-    return run(
-        GrammarOptions(
-            tokenizer=args.tokenizer_path,
-            model=args.model_path,
-            num_schemas=args.num_schemas,
-            num_rows=args.num_rows,
-            rounds=args.rounds,
-            num_cores=args.num_cores,
-            parts=parts,
-            seed=args.seed,
-            json=args.json,
-        )
-    )
+    return run(filled(GrammarOptions, args, tokenizer=args.tokenizer_path, model=args.model_path, parts=parts))

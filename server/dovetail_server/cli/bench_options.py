@@ -6,11 +6,14 @@ import argparse
 import difflib
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from dovetail.contracts.errors import ConfigError
 from dovetail_server.bench.workloads import Span
+
+T = TypeVar("T")
 
 
 class BenchParser(argparse.ArgumentParser):
@@ -42,6 +45,12 @@ class BenchParser(argparse.ArgumentParser):
         if rest:
             raise ConfigError(unknown(rest[0], self.options(), self.prog))
         return found
+
+
+def filled(options: type[T], args: argparse.Namespace, **others: Any) -> T:
+    """Make a dataclass of options: of `others`, and of the arguments that are named as its fields."""
+    names = {field.name for field in fields(options)} & vars(args).keys()  # type: ignore[arg-type]
+    return options(**{name: getattr(args, name) for name in names} | others)
 
 
 def unknown(arg: str, known: Sequence[str], prog: str) -> str:

@@ -14,7 +14,17 @@ from dovetail.contracts.errors import ConfigError
 from dovetail_server.bench.options import ServeOptions
 from dovetail_server.bench.wire import PATHS
 from dovetail_server.bench.workloads import CHAT_SUITES, SUITES, Workload
-from dovetail_server.cli.bench_options import BenchParser, count, folder, positive, rate, span, temperature, whole
+from dovetail_server.cli.bench_options import (
+    BenchParser,
+    count,
+    filled,
+    folder,
+    positive,
+    rate,
+    span,
+    temperature,
+    whole,
+)
 
 ABOUT = """Put load on a server and print what its clients saw. With --base-url, any server that speaks OpenAI's API;
 with --model-path alone, our own, started for the purpose with the flags of `dovetail serve` after `--`."""
@@ -123,26 +133,17 @@ def options_from(args: argparse.Namespace, flags: Sequence[str]) -> ServeOptions
         given = "--tokenizer" if args.tokenizer is not None else "--suite"
         raise ConfigError(f"--dataset brings its own prompts; leave out {given}")
     endpoint = endpoint_from(args)
-    return ServeOptions(
+    return filled(
+        ServeOptions,
+        args,
         workloads=suite_from(args) if args.suite is not None else [workload_from(args)],
         seed=args.seed if args.seed is not None else secrets.randbelow(1 << 31),
-        suite=args.suite,
-        base_url=args.base_url,
-        model_path=args.model_path,
         serve_flags=tuple(flags),
-        model=args.model,
         endpoint=endpoint,
         sends_text=args.prompts != "ids",
-        temperature=args.temperature,
-        ignore_eos=args.ignore_eos,
-        dataset=args.dataset,
-        tokenizer=args.tokenizer,
         bandwidth=args.bandwidth * 1e9 if args.bandwidth is not None else None,
-        workers=args.workers,
         timeout_s=args.timeout,
         start_timeout_s=args.start_timeout,
-        api_key=args.api_key,
-        json=args.json,
     )
 
 

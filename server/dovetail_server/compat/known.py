@@ -34,7 +34,7 @@ class ForeignName:
 
 
 def _listed(rows: list[dict[str, Any]]) -> dict[str, ForeignName]:
-    found = {}
+    found: dict[str, ForeignName] = {}
     for row in rows:
         at = row.get("at", [*OFF, *row.get("or", ())])
         found |= dict.fromkeys(row["names"].split(), ForeignName(row["why"], None if at == "any" else tuple(at)))
