@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 COMPARED = "compared"
@@ -34,3 +36,21 @@ def shown(value: object, most: int = 160) -> str:
 def raised(error: BaseException) -> str:
     """Return an exception as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+
+
+@contextmanager
+def as_failure(kind: type[Exception], before: str = "", after: str = "") -> Iterator[None]:
+    """Fail with an error's text, between two others, if the block raises one of `kind`."""
+    __tracebackhide__ = True
+    try:
+        yield
+    except kind as error:
+        fail(f"{before}{raised(error) if kind is Exception else error}{after}")
+
+
+@contextmanager
+def no_error(what: str, where: str = "") -> Iterator[None]:
+    """Fail if the block, which calls `what` of a stranger's, raises anything; the message says what it did."""
+    __tracebackhide__ = True
+    with as_failure(Exception, f"{what} raised ", where):
+        yield

@@ -18,7 +18,7 @@ from dovetail.contracts.replies import Failure
 from dovetail.contracts.requests import Request
 from dovetail.processing.apis import routes_of
 from dovetail.processing.checked import checked
-from dovetail_testing.checks import check, fail, raised, shown
+from dovetail_testing.checks import as_failure, check, fail, no_error, raised, shown
 from dovetail_testing.conformance.base import Conformance
 from dovetail_testing.replies import play, reply_of
 
@@ -88,18 +88,14 @@ class ApiConformance(Conformance):
 
     def api(self) -> Api:
         """Make the plugin as a server does."""
-        try:
+        with no_error("making it"):
             made: Api = self.plugin()()
-        except Exception as error:  # a stranger's class; the message says what it did
-            fail(f"making it raised {raised(error)}")
         return made
 
     def routes(self) -> Sequence[Route | View]:
         """Return its routes."""
-        try:
+        with no_error("routes()"):
             return list(self.api().routes())
-        except Exception as error:  # a stranger's class; the message says what it did
-            fail(f"routes() raised {raised(error)}")
 
     def sampled(self) -> Iterator[tuple[Route, Mapping[str, Any]]]:
         """Yield each sample, with its route."""
@@ -144,10 +140,8 @@ class ApiConformance(Conformance):
 
     def test_routes_are_well_formed(self) -> None:
         """What a server looks at before it starts is right: names, paths, writers, schemas, owned paths."""
-        try:
+        with as_failure(ValueError):
             routes_of(self.api())
-        except ValueError as error:
-            fail(str(error))
 
     def test_reads_samples_alike_each_time(self) -> None:
         """A body makes the same requests again and again, changes nothing of it, and nothing of it is kept."""
@@ -213,11 +207,9 @@ class ApiConformance(Conformance):
     def streamed(self, route: Route, requests: Sequence[Request], seed: int, sizes: Sequence[int]) -> bytes:
         """Return a stream."""
         reply = reply_of(requests)
-        try:
+        with no_error(f"{route.path}: the writer", " in a stream"):
             writer = route.writer(reply)
             made = [writer.open(), *(writer.step(group) for group in play(reply, seed, sizes)), writer.close()]
-        except Exception as error:  # a stranger's code; the message says what it did
-            fail(f"{route.path}: the writer raised {raised(error)} in a stream")
         check(all(isinstance(one, bytes) for one in made), f"{route.path}: a writer returned no bytes: {shown(made)}")
         return b"".join(made)
 
@@ -233,13 +225,11 @@ class ApiConformance(Conformance):
     def whole(self, route: Route, requests: Sequence[Request], seed: int, sizes: Sequence[int], merges: bool) -> bytes:
         """Return a whole reply."""
         reply = reply_of(requests)
-        try:
+        with no_error(f"{route.path}: the writer", " for a whole reply"):
             writer = route.writer(reply)
             for group in play(reply, seed, sizes, merges=merges):
                 writer.take(group)
             return writer.whole()
-        except Exception as error:  # a stranger's code; the message says what it did
-            fail(f"{route.path}: the writer raised {raised(error)} for a whole reply")
 
     def test_requests_travel_between_processes(self) -> None:
         """A request that went through JSON, as from the process that reads large bodies, is answered alike."""
@@ -269,14 +259,12 @@ class ApiConformance(Conformance):
         """A writer that takes note of a failure tells of it at the end of the stream, and in the whole reply."""
         for route, body in self.sampled():
             reply = reply_of(self.right(route, body))
-            try:
+            with no_error(f"{route.path}: the writer", " after a failure"):
                 writer = route.writer(reply)
                 made = writer.open() + writer.step(next(play(reply, 0, (1,))))
                 if not writer.fail(FAILURE):
                     continue
                 whole, end = writer.whole(), writer.close()
-            except Exception as error:  # a stranger's code; the message says what it did
-                fail(f"{route.path}: the writer raised {raised(error)} after a failure")
             check(b"early" in end and b"early" in whole, f"{route.path}: close() or whole() leaves out the failure")
             check_framing(route, made + end)
 
@@ -329,11 +317,9 @@ class Body(dict[str, Any]):
 def check_request(request: Request, what: str) -> None:
     """Fail unless a request can be served: it can be sent, has a prompt, and its numbers are within bounds."""
     check(bool(request.prompts), f"{what} gives a request without prompts")
-    try:
+    with as_failure(Exception, f"{what} gives a request that cannot be sent to another process: "):
         sent = msgspec.json.encode(request)
         again = msgspec.json.encode(msgspec.json.decode(sent, type=Request))
-    except Exception as error:  # values of any kind
-        fail(f"{what} gives a request that cannot be sent to another process: {raised(error)}")
     same = json.loads(again) == json.loads(sent)
     check(same, f"{what} gives a request that is another once it was sent to another process")
     try:

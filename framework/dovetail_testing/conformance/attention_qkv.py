@@ -8,7 +8,7 @@ from torch import Tensor
 from dovetail.contracts.attention import AttentionBackend, Phase
 from dovetail.sdk.cache import DTYPES, rounded
 from dovetail.sdk.layers.ops import reference
-from dovetail_testing.checks import check, fail, raised
+from dovetail_testing.checks import check, no_error
 from dovetail_testing.conformance.attention_reference import error_by_token
 from dovetail_testing.conformance.attention_world import TOLERANCE, Case, World, compare, make_backend, make_world
 
@@ -34,15 +34,13 @@ def verify_qkv(backend_class: type[AttentionBackend], case: Case, device: torch.
     qkv = torch.cat((world.q, world.k, world.v), dim=1)
     before, given = [memory.clone() for memory in world.pool.everything], qkv.clone()
     out = torch.full_like(world.q, float("nan"))
-    try:
+    with no_error("forward_decode_qkv", f" ({case})"):
         backend.plan(batch, Phase.EAGER)
         backend.plan_in_graph(batch)
         norm = (weight, EPS) if normed else None
         if not backend.forward_decode_qkv(qkv, norm, (cos, sin), world.layer, batch, out):
             check(bool(out.isnan().all()), "forward_decode_qkv declines but has written to `out`")
             return False
-    except Exception as error:  # a stranger's backend; the message says what it did
-        fail(f"forward_decode_qkv raised {raised(error)} ({case})")
     check(torch.equal(qkv, given), "forward_decode_qkv changes qkv, which it must only read")
     qk = reference.norm_rotate(qkv[:, :heads], weight if normed else None, EPS, cos, sin)
     q, k = qk[:, : case.num_qo_heads], qk[:, case.num_qo_heads :]
@@ -106,14 +104,12 @@ def verify_latent_heads(
     q = torch.randn(num, case.num_qo_heads, made + case.head_dim - rank, generator=rng).to(device, case.dtype)
     out = q.new_full((num, case.num_qo_heads, value), float("nan"))
     given = q.clone(), heads.clone()
-    try:
+    with no_error("forward_extend_latent", f" ({case})"):
         backend.plan(batch, Phase.EAGER)
         backend.plan_in_graph(batch)
         backend.write_kv(world.layer, world.k, world.v, batch)
         memory = world.pool.memory.clone()
         serves = backend.forward_extend_latent(q, heads, world.layer, batch, out)
-    except Exception as error:  # a stranger's backend; the message says what it did
-        fail(f"forward_extend_latent raised {raised(error)} ({case})")
     if not serves:
         check(bool(out.isnan().all()), "forward_extend_latent declines but has written to `out`")
         return False

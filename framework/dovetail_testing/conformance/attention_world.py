@@ -19,7 +19,7 @@ from dovetail.contracts.attention import AttentionBackend, AttentionLayer, Forwa
 from dovetail.contracts.cache import Chunk, Full, ScaledDtype, Window
 from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig
 from dovetail.sdk.cache import DTYPES, rounded, write_scaled
-from dovetail_testing.checks import check, fail, raised
+from dovetail_testing.checks import check, fail, no_error
 from dovetail_testing.conformance.attention_reference import Spans, attend_all, error_by_token, mistakes
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -385,20 +385,16 @@ def span_table(lengths: Sequence[tuple[int, int]], spans: Sequence[Spans]) -> Te
 
 def make_backend(backend: type[AttentionBackend], world: World) -> AttentionBackend:
     """Make a backend for a world's pool."""
-    try:
+    with no_error("making the backend", f" ({world.case})"):
         return backend(world.case.config(), world.pool, world.device)
-    except Exception as error:  # a stranger's class; the message says what it did
-        fail(f"making the backend raised {raised(error)} ({world.case})")
 
 
 def verify(backend_class: type[AttentionBackend], case: Case, device: torch.device, what: str = "") -> None:
     """Run a case and compare it with float64; the message names the mistake where it is a usual one."""
     world = make_world(case, device)
     backend = make_backend(backend_class, world)
-    try:
+    with no_error(what or "it", f" ({case})"):
         got = world.run(backend)
-    except Exception as error:  # a stranger's backend; the message says what it did
-        fail(f"{what or 'it'} raised {raised(error)} ({case})")
     compare(world, got, backend_class, what)
 
 

@@ -16,7 +16,7 @@ from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan, make_plan
 from dovetail.plugins.records import PluginRecord
 from dovetail.plugins.time_limit import time_limit
-from dovetail_testing.checks import check, fail, raised, shown
+from dovetail_testing.checks import as_failure, check, fail, no_error, raised, shown
 from dovetail_testing.child import ChildReport, run_child
 
 _KIT = "dovetail_testing."
@@ -92,10 +92,8 @@ class Conformance:
     @classmethod
     def made(cls) -> Any:
         """Make the plugin as an engine does."""
-        try:
+        with no_error("making it"):
             return cls.plugin()()
-        except Exception as error:  # a stranger's class; the message says what it did
-            fail(f"making it raised {raised(error)}")
 
     _plugin: ClassVar[Any]
     _report: ClassVar[ChildReport]
@@ -141,10 +139,8 @@ class Conformance:
 
     def test_it_is_found_and_implements_its_contract(self) -> None:
         """The plugin is installed under its name, imports, and implements every method of its contract."""
-        try:
+        with as_failure(PluginError, "it cannot be loaded: "):
             loaded = self.plugin()
-        except PluginError as error:
-            fail(f"it cannot be loaded: {error}")
         contract = KINDS[self.kind].contract
         if contract is not None:
             check(inspect.isclass(loaded), f"{shown(loaded)} is no class; name the class itself")
@@ -276,10 +272,8 @@ def check_round_trip(declared: type[Any], given: Mapping[str, Any]) -> None:
     """Check that an `Options` class keeps what it is given and comes back from its own plain values."""
     from dovetail.plugins.options import describe_options
 
-    try:
+    with as_failure(PluginError, "options cannot become flags: "):
         described = describe_options(declared)
-    except PluginError as error:
-        fail(f"options cannot become flags: {error}")
     for option in described:
         check(option.name.isidentifier() and not option.name.startswith("_"), f"option {option.name!r}: not a name")
     defaults = plain(declared, _made(declared, {}))
@@ -298,10 +292,8 @@ def plain(declared: type[Any], made: Any) -> dict[str, Any]:
     """Return an instance's values as JSON values."""
     from dovetail.plugins.options import plain_options
 
-    try:
+    with as_failure(Exception, f"options of {declared.__qualname__} cannot travel to another process: "):
         return plain_options(declared, made)
-    except Exception as error:  # a stranger's class; the message says what it did
-        fail(f"options of {declared.__qualname__} cannot travel to another process: {raised(error)}")
 
 
 def _made(declared: type[Any], values: Mapping[str, Any]) -> Any:

@@ -22,7 +22,7 @@ from dovetail.contracts.grammar import (
     SupportLevel,
     Vocabulary,
 )
-from dovetail_testing.checks import check, fail, raised, shown
+from dovetail_testing.checks import check, fail, no_error, raised, shown
 from dovetail_testing.conformance.base import Conformance
 from dovetail_testing.conformance.compile_child import compile_times
 from dovetail_testing.conformance.grammar_laws import (
@@ -74,10 +74,8 @@ class GrammarBackendConformance(Conformance):
     def _backend(self) -> GrammarBackend:
         cls = type(self)
         if "_made" not in vars(cls):
-            try:
+            with no_error("making the backend for a vocabulary"):
                 cls._made = self.plugin()(self.vocabulary())
-            except Exception as error:  # a stranger's class; the message says what it did
-                fail(f"making the backend for a vocabulary raised {raised(error)}")
         return cls._made
 
     def _supports(self, spec: GrammarSpec) -> Support:

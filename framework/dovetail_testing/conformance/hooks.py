@@ -32,7 +32,7 @@ from dovetail.contracts.observers import (
 from dovetail.plugins import KINDS, HookManager, Registry, hookspecs
 from dovetail.plugins.manager import REGISTRATION_HOOKS
 from dovetail.plugins.plan import PlannedPlugin
-from dovetail_testing.checks import check, fail, raised, shown
+from dovetail_testing.checks import as_failure, check, no_error, shown
 from dovetail_testing.conformance.base import Conformance, check_round_trip
 from dovetail_testing.conformance.growth import bytes_kept
 
@@ -96,10 +96,8 @@ class HooksConformance(Conformance):
     facts: ClassVar[Mapping[str, str]] = {"device": "cpu", "architecture": "LlamaForCausalLM", "model_path": "model"}
 
     def _manager(self) -> HookManager:
-        try:
+        with as_failure(PluginError, "it does not fit the hooks: "):
             return HookManager([(self.planned(), self.plugin())])
-        except PluginError as error:
-            fail(f"it does not fit the hooks: {error}")
 
     def _has(self, hook: str) -> bool:
         """Whether the plugin implements a hook."""
@@ -117,11 +115,14 @@ class HooksConformance(Conformance):
         """What the plugin returns for a hook that is called in its processes."""
         manager, found = self._manager(), []
         for role in self._roles():
-            try:
+            with as_failure(PluginError, "", f" (role {role})"):
                 found += [result.value for result in manager.in_process(hook, role)]
-            except PluginError as error:
-                fail(f"{error} (role {role})")
         return found
+
+    def _each(self, hook: str) -> Iterator[Any]:
+        """What it returns, one or several of a kind, one by one."""
+        for value in self._values(hook):
+            yield from value if isinstance(value, list | tuple) else [value]
 
     # The standard tests.
 
@@ -154,10 +155,8 @@ class HooksConformance(Conformance):
             self._collect(manager, hook, {"registry": given})
 
     def _collect(self, manager: HookManager, hook: str, arguments: Mapping[str, Any]) -> list[Any]:
-        try:
+        with as_failure(PluginError):
             return [result.value for result in manager.collect(hook, lambda planned: arguments)]
-        except PluginError as error:
-            fail(str(error))
 
     def test_select_names_a_plugin(self) -> None:
         """`dovetail_select` answers every kind with None or the name of an installed plugin."""
@@ -166,24 +165,18 @@ class HooksConformance(Conformance):
         self._register(registry)
         manager = self._manager()
         for kind in KINDS:
-            try:
+            with as_failure(PluginError):
                 answer = manager.select(kind, self.facts)
-            except PluginError as error:
-                fail(str(error))
             if answer is not None:
-                try:
+                with as_failure(PluginError, f"dovetail_select answers {answer!r} for {kind}: "):
                     registry.resolve(kind, answer)
-                except PluginError as error:
-                    fail(f"dovetail_select answers {answer!r} for {kind}: {error}")
 
     def test_configure_gives_reasons(self) -> None:
         """Every default that it proposes is of a setting that exists, with a reason."""
         self._need("dovetail_configure")
         draft = ConfigDraft(known=_known_settings())
-        try:
+        with as_failure(PluginError):
             self._manager().configure(draft, self.facts)
-        except PluginError as error:
-            fail(str(error))
         for proposal in draft.proposals:
             check(
                 bool(proposal.why.strip()), f"it proposes {proposal.key} = {proposal.value!r} without a reason (why=…)"
@@ -196,10 +189,8 @@ class HooksConformance(Conformance):
             manager = self._manager()
             for _ in range(2):
                 for hook in ("dovetail_process_start", "dovetail_process_stop"):
-                    try:
+                    with as_failure(PluginError, "", f" (role {role})"):
                         manager.in_process(hook, role)
-                    except PluginError as error:
-                        fail(f"{error} (role {role})")
 
     def test_routes(self) -> None:
         """Routes are ASGI applications under paths that start with `/`, and answer a request."""
@@ -209,10 +200,8 @@ class HooksConformance(Conformance):
             for path, app in routes.routes.items():
                 check(path.startswith("/"), f"route {path!r} does not start with '/'")
                 check(not path.startswith("/x/"), f"route {path!r}: the prefix /x/<plugin> is added for you")
-                try:
+                with no_error(f"route {path!r}: GET"):
                     status = response_of(app, path)
-                except Exception as error:  # a stranger's application; the message says what it did
-                    fail(f"route {path!r}: GET raised {raised(error)}")
                 check(
                     isinstance(status, int) and 200 <= status < 600, f"route {path!r}: no response is sent: {status!r}"
                 )
@@ -220,44 +209,42 @@ class HooksConformance(Conformance):
     def test_request_observers(self) -> None:
         """Observers are RequestObservers, and take a request's start, progress and end, and that of HTTP requests."""
         self._need("dovetail_request_observers")
-        for value in self._values("dovetail_request_observers"):
-            for observer in value if isinstance(value, list | tuple) else [value]:
-                what = f"dovetail_request_observers returns {shown(observer)}, not a RequestObserver"
-                check(isinstance(observer, RequestObserver), what)
-                arrived = HttpStart(number=1, request_id="q", at=1.0, trace={"traceparent": "malformed"})
-                start = RequestStart(request_id="r1", num_choices=1, num_prompt_tokens=3, number=1, http=1)
-                end = RequestEnd(
-                    request_id="r1",
-                    num_prompt_tokens=3,
-                    num_completion_tokens=2,
-                    finish_reasons=("stop",),
-                    seconds=0.1,
-                    number=1,
-                    choices=(ChoiceTimes(queued_s=0.01, prefill_s=0.04, decode_s=0.05),),
-                )
-                first = RequestProgress(request_id="r1", num_tokens=1, first_token_s=0.05, gaps_s=[])
-                more = RequestProgress(request_id="r1", num_tokens=1, first_token_s=None, gaps_s=[0.05])
-                left = HttpEnd(request_id="q", method="POST", route="", status=None, seconds=0.1)
-                http = HttpEnd(request_id="q", method="POST", route="/generate", status=200, seconds=0.1, number=1)
-                _calls(observer.http_started, arrived)
-                _calls(observer.request_started, start)
-                _calls(observer.request_progressed, first)
-                _calls(observer.request_progressed, more)
-                _calls(observer.request_ended, end)
-                _calls(observer.http_ended, http)
-                _calls(observer.http_ended, left)
-                _calls(observer.events_lost, 3)
+        for observer in self._each("dovetail_request_observers"):
+            what = f"dovetail_request_observers returns {shown(observer)}, not a RequestObserver"
+            check(isinstance(observer, RequestObserver), what)
+            arrived = HttpStart(number=1, request_id="q", at=1.0, trace={"traceparent": "malformed"})
+            start = RequestStart(request_id="r1", num_choices=1, num_prompt_tokens=3, number=1, http=1)
+            end = RequestEnd(
+                request_id="r1",
+                num_prompt_tokens=3,
+                num_completion_tokens=2,
+                finish_reasons=("stop",),
+                seconds=0.1,
+                number=1,
+                choices=(ChoiceTimes(queued_s=0.01, prefill_s=0.04, decode_s=0.05),),
+            )
+            first = RequestProgress(request_id="r1", num_tokens=1, first_token_s=0.05, gaps_s=[])
+            more = RequestProgress(request_id="r1", num_tokens=1, first_token_s=None, gaps_s=[0.05])
+            left = HttpEnd(request_id="q", method="POST", route="", status=None, seconds=0.1)
+            http = HttpEnd(request_id="q", method="POST", route="/generate", status=200, seconds=0.1, number=1)
+            _calls(observer.http_started, arrived)
+            _calls(observer.request_started, start)
+            _calls(observer.request_progressed, first)
+            _calls(observer.request_progressed, more)
+            _calls(observer.request_ended, end)
+            _calls(observer.http_ended, http)
+            _calls(observer.http_ended, left)
+            _calls(observer.events_lost, 3)
 
     def test_observers_keep_nothing_of_requests(self) -> None:
         """Requests that have ended leave nothing behind in an observer, but for what is bounded."""
         self._need("dovetail_request_observers")
         if self.remembers > HooksConformance.remembers:
             pytest.skip(f"it remembers {self.remembers} requests on purpose")
-        for value in self._values("dovetail_request_observers"):
-            for observer in value if isinstance(value, list | tuple) else [value]:
-                kept = bytes_kept(partial(_whole_request, observer, count(10)), OBSERVED)
-                check(not kept, f"{type(observer).__name__} keeps {kept} bytes more for every request that has ended: "
-                      "forget in request_ended and http_ended what is known by their numbers")  # fmt: skip
+        for observer in self._each("dovetail_request_observers"):
+            kept = bytes_kept(partial(_whole_request, observer, count(10)), OBSERVED)
+            check(not kept, f"{type(observer).__name__} keeps {kept} bytes more for every request that has ended: "
+                  "forget in request_ended and http_ended what is known by their numbers")  # fmt: skip
 
     def test_stat_loggers(self) -> None:
         """Loggers are StatLoggers with an interval, and take a snapshot."""
@@ -271,35 +258,31 @@ class HooksConformance(Conformance):
             max_total_tokens=100,
             gen_throughput=1.5,
         )
-        for value in self._values("dovetail_stat_loggers"):
-            for logger in value if isinstance(value, list | tuple) else [value]:
-                is_logger = isinstance(logger, StatLogger)
-                check(is_logger, f"dovetail_stat_loggers returns {shown(logger)}, not a StatLogger")
-                check(float(logger.interval_s) > 0, f"interval_s of {type(logger).__name__} is {logger.interval_s!r}")
-                _calls(logger.log, stats)
+        for logger in self._each("dovetail_stat_loggers"):
+            is_logger = isinstance(logger, StatLogger)
+            check(is_logger, f"dovetail_stat_loggers returns {shown(logger)}, not a StatLogger")
+            check(float(logger.interval_s) > 0, f"interval_s of {type(logger).__name__} is {logger.interval_s!r}")
+            _calls(logger.log, stats)
 
     def test_cache_observers(self) -> None:
         """Observers are CacheObservers and take every call about the cache."""
         self._need("dovetail_cache_observers")
         stored = CacheEvent(pages=[3, 4], token_ids=[1, 2, 3, 4])
         salted = CacheEvent(pages=[5], token_ids=[5, 6], parent=4, cache_salt="s")
-        for value in self._values("dovetail_cache_observers"):
-            for observer in value if isinstance(value, list | tuple) else [value]:
-                is_observer = isinstance(observer, CacheObserver)
-                check(is_observer, f"dovetail_cache_observers returns {shown(observer)}, not a CacheObserver")
-                _calls(observer.cache_cleared, 0)
-                _calls(observer.cache_changed, [stored, salted, CacheEvent(pages=[5])])
-                _calls(observer.events_lost, 3)
-                _calls(observer.cache_changed, [CacheEvent(pages=[4, 3])])
+        for observer in self._each("dovetail_cache_observers"):
+            is_observer = isinstance(observer, CacheObserver)
+            check(is_observer, f"dovetail_cache_observers returns {shown(observer)}, not a CacheObserver")
+            _calls(observer.cache_cleared, 0)
+            _calls(observer.cache_changed, [stored, salted, CacheEvent(pages=[5])])
+            _calls(observer.events_lost, 3)
+            _calls(observer.cache_changed, [CacheEvent(pages=[4, 3])])
 
     def test_cli_commands(self) -> None:
         """Commands have a help line and a target that can be imported and called."""
         self._need("dovetail_cli_commands")
         commands = CliCommands(reserved=frozenset({"serve", "plugin", "version"}))
-        try:
+        with as_failure(PluginError):
             self._manager().cli_commands(commands)
-        except PluginError as error:
-            fail(str(error))
         for command in commands.commands.values():
             found = _import(command.target, f"command {command.name!r}")
             check(callable(found), f"command {command.name!r}: {command.target} cannot be called")
@@ -351,20 +334,16 @@ class HooksConformance(Conformance):
 def _calls(function: Callable[..., Any], *arguments: Any) -> Any:
     name = getattr(function, "__qualname__", str(function))
     check(not inspect.iscoroutinefunction(function), f"{name} is `async def`, and nobody would await it: use `def`")
-    try:
+    with no_error(name):
         return function(*arguments)
-    except Exception as error:  # a stranger's object; the message says what it did
-        fail(f"{name} raised {raised(error)}")
 
 
 def _import(target: str, what: str) -> Any:
     module, _, path = target.partition(":")
-    try:
+    with as_failure(Exception, f"{what}: its target {target!r} cannot be imported: "):
         found: Any = importlib.import_module(module)
         for attr in path.split("."):
             found = getattr(found, attr)
-    except Exception as error:  # a stranger's module; the message says what it did
-        fail(f"{what}: its target {target!r} cannot be imported: {raised(error)}")
     return found
 
 

@@ -20,7 +20,7 @@ from dovetail.contracts.kernels import OPS, Ask, Claim, Kernel, make_ask, meanin
 from dovetail.contracts.ranks import PeerMemory
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.kernels.binding import KernelBinder, LoadedSet
-from dovetail_testing.checks import COMPARED, check, fail, raised
+from dovetail_testing.checks import COMPARED, as_failure, check, fail, no_error, raised
 from dovetail_testing.conformance import kernels_mixers as mixers
 from dovetail_testing.conformance import kernels_packed as packed
 from dovetail_testing.conformance.base import Conformance
@@ -198,28 +198,22 @@ class KernelSetConformance(Conformance):
     _places: ClassVar[list[ClaimedOperation]]
 
     def _made(self) -> Iterator[ClaimedOperation]:
-        try:
+        with no_error("making the set"):
             made = self.plugin()()
-        except Exception as error:  # a stranger's class; the message says what it did
-            fail(f"making the set raised {raised(error)}")
         if num_bytes := made.peer_bytes(NUM_RANKS):
             made.connect(PeerMemory.alone(0, NUM_RANKS, num_bytes, self.on()))
         for ask in self.asks():
             answer = self._answer(made, ask)
             if isinstance(answer, Claim):
                 binder = KernelBinder([LoadedSet("set", "the set", made, True)], self.view())
-                try:
+                with as_failure(PluginError):
                     binder.bind(ask)
                     yield ClaimedOperation(ask, answer, packed.called(ask, made.make(ask), list(OPS[ask.op].operands)))
-                except PluginError as error:
-                    fail(str(error))
 
     @staticmethod
     def _answer(made: Any, ask: Ask) -> object:
-        try:
+        with no_error(f"serves({ask.place})"):
             return made.serves(ask)
-        except Exception as error:  # as above
-            fail(f"serves({ask.place}) raised {raised(error)}")
 
     def run(self, place: ClaimedOperation, operands: Operands) -> tuple[Tensor, ...]:
         """Call a kernel as a model does."""
@@ -246,10 +240,8 @@ class KernelSetConformance(Conformance):
             if isinstance(answer, str):
                 check(len(answer) > 0 and "\n" not in answer, f"{ask.place}: {answer!r} is not one line")
                 continue
-            try:
+            with as_failure(PluginError):
                 KernelBinder([LoadedSet("set", "the set", made, True)], self.view()).bind(ask)
-            except PluginError as error:
-                fail(str(error))
 
     def test_asking_imports_no_kernel(self) -> None:
         """Loading the set imports neither torch nor Triton: on other devices nothing of them is used."""
@@ -376,10 +368,8 @@ class KernelSetConformance(Conformance):
         made = self.plugin()()
         for place in one_of_each(self.places()):
             num = self._within(place.claim, (17, max(1, place.claim.rows[0])))[-1]
-            try:
+            with no_error(f"trial({place.ask.place}) of {num} rows"):
                 given = made.trial(place.ask, num, self.on())
-            except Exception as error:  # as above
-                fail(f"trial({place.ask.place}) of {num} rows raised {raised(error)}")
             if given is None:
                 continue
             names = list(OPS[place.ask.op].operands)

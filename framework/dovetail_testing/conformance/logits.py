@@ -11,7 +11,7 @@ import torch
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.logits import LogitsProcessor, LogitsRows
 from dovetail.processing.sampling import LogitsRequests
-from dovetail_testing.checks import check, fail, raised
+from dovetail_testing.checks import check, fail, no_error, raised
 from dovetail_testing.conformance.base import Conformance
 from dovetail_testing.conformance.growth import bytes_kept
 from dovetail_testing.conformance.host_sync import HostSyncs
@@ -51,11 +51,8 @@ class LogitsProcessorConformance(Conformance):
 
     def processor(self) -> LogitsProcessor:
         """Make the plugin as an engine does."""
-        try:
-            with torch.inference_mode():
-                made: LogitsProcessor = self.plugin()(VOCAB, NUM_ROWS, torch.device("cpu"))
-        except Exception as error:  # a stranger's class; the message says what it did
-            fail(f"making it raised {raised(error)}")
+        with no_error("making it"), torch.inference_mode():
+            made: LogitsProcessor = self.plugin()(VOCAB, NUM_ROWS, torch.device("cpu"))
         return made
 
     def requests_of(self, num: int, rng: random.Random) -> list[LogitsRequest]:
@@ -73,25 +70,19 @@ class LogitsProcessorConformance(Conformance):
     def admit(self, processor: LogitsProcessor, requests: Sequence[LogitsRequest]) -> None:
         """Let requests take their rows."""
         for request in requests:
-            try:
-                with torch.inference_mode():
-                    processor.admit(request.row, request.params, tuple(request.ids), request.num_prompt)
-            except Exception as error:  # a stranger's code; the message says what it did
-                fail(f"admit raised {raised(error)} for a request of {len(request.ids)} tokens")
+            with no_error("admit", f" for a request of {len(request.ids)} tokens"), torch.inference_mode():
+                processor.admit(request.row, request.params, tuple(request.ids), request.num_prompt)
 
     def step(self, processor: LogitsProcessor, requests: Sequence[LogitsRequest]) -> torch.Tensor:
         """One step: the logits `[K, V]` after the processor, and the best token of each row said."""
         before = torch.stack([request.logits() for request in requests])
         batch = self._batch(requests)
         after = before.clone()
-        try:
-            with torch.inference_mode():
-                given: object = processor.apply(after, batch)
-                check(given is None, "apply returned something; logits are changed in place")
-                said = torch.where(after.isnan(), -torch.inf, after).argmax(dim=-1)
-                processor.drawn(batch, said.clone())
-        except Exception as error:  # a stranger's code; the message says what it did
-            fail(f"a step of {len(requests)} rows raised {raised(error)}")
+        with no_error(f"a step of {len(requests)} rows"), torch.inference_mode():
+            given: object = processor.apply(after, batch)
+            check(given is None, "apply returned something; logits are changed in place")
+            said = torch.where(after.isnan(), -torch.inf, after).argmax(dim=-1)
+            processor.drawn(batch, said.clone())
         for request, token in zip(requests, said.tolist(), strict=True):
             request.ids.append(token)
         return after

@@ -23,7 +23,7 @@ from dovetail.runtime.checkpoint.weight_match import RuleFinder
 from dovetail.runtime.checkpoint.weights import model_layers
 from dovetail.runtime.hf_config import read_config
 from dovetail.sdk.layers.plain import PLAIN
-from dovetail_testing.checks import check, fail, raised, shown
+from dovetail_testing.checks import as_failure, check, fail, raised, shown
 from dovetail_testing.conformance.base import Conformance
 from dovetail_testing.conformance.model_diagnosis import explain, outputs_of, reference_model
 from dovetail_testing.conformance.model_runtime import CPU, NoAttention, Running, TinyEngine, decode_syncs, load_model
@@ -323,10 +323,8 @@ class ModelConformance(ModelInvarianceChecks):
             pytest.skip("the model has no output head")
 
     def _load(self, folder: Path) -> tuple[ModelConfig, Any]:
-        try:
+        with as_failure(ModelError, "the checkpoint that transformers writes is refused: "):
             return load_model(self.plugin(), folder)
-        except ModelError as error:
-            fail(f"the checkpoint that transformers writes is refused: {error}")
 
     def _is_needed(self, folder: Path, name: str) -> bool:
         """Whether transformers' output depends on a weight."""

@@ -19,7 +19,7 @@ from dovetail.plugins import Registry
 from dovetail.sdk.formats.output import make_parser
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer
-from dovetail_testing.checks import check, fail, raised, shown
+from dovetail_testing.checks import check, fail, no_error, shown
 from dovetail_testing.conformance import parsing
 from dovetail_testing.conformance.base import Conformance, meant_by
 from dovetail_testing.conformance.growth import bytes_kept, grows_linearly, time_grows_linearly
@@ -69,12 +69,10 @@ class ParserConformance(Conformance):
     def instance(cls) -> Any:
         """Return the plugin, made once as in a server."""
         if "_instance" not in vars(cls):
-            try:
+            with no_error("making the parser without arguments"):
                 cls._instance = cls.plugin()()
                 if cls.chat_template:
                     cls._instance = cls._instance.for_template(_chat_template(cls.chat_template))
-            except Exception as error:  # a stranger's class; the message says what it did
-                fail(f"making the parser without arguments raised {raised(error)}")
         return cls._instance
 
     def declared(self, tokenizer: Tokenizer | None = None) -> FormatSpec:
@@ -334,11 +332,9 @@ class ReasoningParserConformance(ParserConformance):
     def declared(self, tokenizer: Tokenizer | None = None) -> FormatSpec:
         """Return the format that the plugin declares for a request."""
         view = tokenizer or BytesTokenizer()
-        try:
+        with no_error("spec"):
             template = _chat_template(self.chat_template) if self.chat_template else PlainTemplate()
             spec: FormatSpec = self.instance().spec(view, template, ParserRequest())
-        except Exception as error:  # a stranger's class; the message says what it did
-            fail(f"spec raised {raised(error)}")
         return spec
 
     def test_imports_no_torch(self) -> None:
@@ -349,10 +345,8 @@ class ReasoningParserConformance(ParserConformance):
         """Arguments of a chat template that the format does not know are no error."""
         for arguments in ({"enable_thinking": False}, {"thinking": True}, {"unknown": [1]}, {"enable_thinking": "x"}):
             request = ParserRequest(template_kwargs=arguments)
-            try:
+            with no_error("spec", f" for the request's template arguments {arguments}"):
                 self.instance().spec(BytesTokenizer(), PlainTemplate("{{ x }}"), request)
-            except Exception as error:  # a stranger's class; the message says what it did
-                fail(f"spec raised {raised(error)} for the request's template arguments {arguments}")
 
     def test_arguments_are_only_read(self) -> None:
         """The request's template arguments are as they were after `spec`."""
@@ -375,10 +369,8 @@ class ToolParserConformance(ParserConformance):
         self.instance().grammar(deepcopy(list(self.tools)), "auto", False, parallel=True)
 
     def _extended(self, spec: FormatSpec) -> FormatSpec:
-        try:
+        with no_error("extend"):
             extended: FormatSpec = self.instance().extend(spec, deepcopy(list(self.tools)))
-        except Exception as error:  # a stranger's class; the message says what it did
-            fail(f"extend raised {raised(error)}")
         return extended
 
     def test_imports_no_torch(self) -> None:
@@ -426,10 +418,8 @@ class ToolParserConformance(ParserConformance):
         named = {"type": "function", "function": {"name": "get_weather"}}
         for choice in ("none", "auto", "required", named):
             for strict in (False, True):
-                try:
+                with no_error("grammar", f" for tool_choice {choice!r}"):
                     self.instance().grammar(list(self.tools), choice, strict, parallel=not strict)
-                except Exception as error:  # a stranger's class; the message says what it did
-                    fail(f"grammar raised {raised(error)} for tool_choice {choice!r}")
 
 
 def made_samples(spec: FormatSpec) -> list[Sample]:

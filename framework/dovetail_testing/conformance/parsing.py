@@ -30,7 +30,7 @@ from dovetail.plugins.records import PluginRecord
 from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.detection.detect import detect
 from dovetail.text.tokenizer.tokenizer import Tokenizer
-from dovetail_testing.checks import check, fail, raised, shown
+from dovetail_testing.checks import check, fail, no_error, raised, shown
 from dovetail_testing.samples import Sample
 from dovetail_testing.vocabularies import byte_fallback, byte_level
 
@@ -149,10 +149,8 @@ def primed(make: MakeParser, form: RequestForm, tail: str | None) -> OutputParse
     """Return a fresh parser that has seen the prompt's tail."""
     parser = make(form.tokenizer)
     if tail is not None:
-        try:
+        with no_error("prime", f" for the prompt's tail {tail!r}"):
             parser.prime(tail)
-        except Exception as error:  # a stranger's parser; the message says what it did
-            fail(f"prime raised {raised(error)} for the prompt's tail {tail!r}")
     return parser
 
 
