@@ -56,7 +56,7 @@ ALLOWED = {
     # Ends a process in which a plugin's code hangs; nothing in the process can watch it.
     "dovetail/plugins/time_limit.py": {"Thread": 1},
     # Calls what a package's API shows, which may never end; who asked waits for a time only.
-    "dovetail_server/apis/showing.py": {"Thread": 1},
+    "dovetail_server/routes/generating.py": {"Thread": 1},
     # It interrupts a call of a package's API that does not end, and ends the process where that does not help.
     "dovetail_server/apis/watch.py": {"Thread": 1},
     # A WebSocket's turn and its reader end with the connection, whose handler awaits them.

@@ -43,7 +43,7 @@ from dovetail.grammar.spec.route import GrammarRouter
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_server.bench.grammar_folder import make_folder
-from dovetail_server.bench.grammar_raw import RawLibrary
+from dovetail_server.bench.grammar_masks import RawLibrary
 from dovetail_server.bench.grammar_schemas import schemas
 
 ROUNDS = 9

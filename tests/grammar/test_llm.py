@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from dovetail import LLM, SamplingParams
 from dovetail.contracts.errors import RequestError
-from dovetail.grammar.spec.output_types import fields_of
+from dovetail.offline.requests import fields_of
 
 
 class Person(BaseModel):

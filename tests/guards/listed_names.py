@@ -32,9 +32,8 @@ def page() -> Iterator[str]:
 def metrics() -> Iterator[str]:
     """Yield every series of a server, and of a gateway."""
     from dovetail.contracts.observers import LoadStats
-    from dovetail_server.gateway.metrics import own
-    from dovetail_server.metrics.exposition import Metrics
-    from dovetail_server.metrics.keys import of_keys
+    from dovetail_server.gateway.fan_out import own
+    from dovetail_server.metrics.exposition import Metrics, of_keys
     from dovetail_server.metrics.series import STYLES
 
     seen = set()

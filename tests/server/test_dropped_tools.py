@@ -143,7 +143,7 @@ def test_memory_takes_what_anthropics_client_reads() -> None:
     """Each command of its helper has its fields in the tool's input."""
     from anthropic.types.beta import BetaMemoryTool20250818Command
 
-    from dovetail_server.apis.messages.client_tools import CLIENT_TOOLS
+    from dovetail_server.apis.messages.request import CLIENT_TOOLS
 
     properties = CLIENT_TOOLS["memory_20250818"]["parameters"]["properties"]
     kinds = get_args(get_args(BetaMemoryTool20250818Command)[0])

@@ -15,8 +15,8 @@ from dovetail.contracts.errors import ConfigError
 from dovetail_server.cli.gateway import main as gateway_command
 from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.gateway.child import reserve_port
+from dovetail_server.gateway.fan_out import merged
 from dovetail_server.gateway.fleet import Fleet, Worker
-from dovetail_server.gateway.metrics import merged
 from dovetail_server.gateway.relayed_log import WorkerLog, tagged
 from dovetail_server.gateway.server import GatewayServer
 from dovetail_server.gateway.state import GatewayState

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from msgspec.structs import replace
+from pydantic import TypeAdapter
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from dovetail import messages
 from dovetail.contracts import requests
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat, Ids, Names, Request, Sampling
 from dovetail.grammar.spec.fields import NAMES, read_grammar
-from dovetail.grammar.spec.output_types import fields_of
 from dovetail.grammar.spec.route import GrammarRoute
 from dovetail.offline.types import SamplingParams
 from dovetail.processing.bounds import MAX_TOOL_NAME, TOOL_NAME, Effort
@@ -28,7 +31,54 @@ from dovetail.processing.sampling import check_token_ids
 from dovetail.processing.tools import Tools
 from dovetail.text.parsing.stream import OutputStream
 
-# The prompts that `LLM` takes: text, token ids, or a mapping of one of them, as vLLM's are.
+# Outlines' output types, and the Python types they stand for, as request fields: for the offline `LLM`.
+
+
+def fields_of(output_type: Any) -> Mapping[str, Any]:
+    """Return the request's grammar fields that an output type stands for.
+
+    Raises:
+        RequestError: It stands for none.
+    """
+    if isinstance(output_type, str):
+        return {"regex": output_type}
+    module = type(output_type).__module__
+    if module.startswith("outlines."):
+        return _outlines(output_type)
+    if get_origin(output_type) is Literal:
+        return _choices(list(get_args(output_type)))
+    if isinstance(output_type, type) and issubclass(output_type, enum.Enum):
+        return _choices([member.value for member in output_type])
+    if isinstance(output_type, list):
+        return _choices(output_type)
+    if output_type is dict:
+        return {"response_format": {"type": "json_object"}}
+    try:
+        return {"json_schema": TypeAdapter(output_type).json_schema()}
+    except (PydanticSchemaGenerationError, PydanticUserError, TypeError) as error:
+        text = f"output_type {output_type!r} is no type that a grammar can be made of ({type(error).__name__})"
+        raise RequestError(text, param="output_type", code="invalid_value") from None
+
+
+def _outlines(term: Any) -> Mapping[str, Any]:
+    """A term of `outlines.types`: grammars and schemas carry their source, other terms are regular expressions."""
+    if (definition := getattr(term, "definition", None)) is not None:
+        return {"ebnf": definition}
+    if (schema := getattr(term, "schema", None)) is not None:
+        return {"json_schema": schema}
+    if (items := getattr(term, "items", None)) is not None and isinstance(items, list):
+        return _choices(items)
+    if (pattern := getattr(term, "pattern", None)) is not None:
+        return {"regex": pattern}
+    from outlines.types.dsl import to_regex  # the caller has outlines: the term is one of its own
+
+    return {"regex": to_regex(term)}
+
+
+def _choices(values: list[Any]) -> Mapping[str, Any]:
+    texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
+    return {"structured_outputs": {"choice": texts}}
+
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`."""

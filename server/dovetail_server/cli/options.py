@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
@@ -18,12 +19,52 @@ from pydantic_core import PydanticUndefined
 from dovetail.base.config_file import field_aliases
 from dovetail.base.word_numbers import wanted
 from dovetail.contracts.errors import ConfigError
-from dovetail.processing.plugin_settings import ENV_PREFIX, from_environment, is_secret, merge_options
+from dovetail.plugins.options import option_key
+from dovetail.processing.plugin_settings import (
+    ENV_PREFIX,
+    Given,
+    GivenOption,
+    from_environment,
+    is_secret,
+    merge_options,
+)
 from dovetail_server.cli.help_groups import GROUP_OF, GROUPS, metavar_of
-from dovetail_server.cli.plugin_flags import split_plugin_flags
 from dovetail_server.compat.arguments import ArgumentTranslation
 from dovetail_server.compat.environment import check as compat_environment
 from dovetail_server.settings.serve import ServeSettings
+
+# Options of plugins on the command line: `--acme.top-k 5`.
+
+PLUGIN_FLAG = re.compile(r"--([A-Za-z0-9][\w-]*)\.([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
+
+
+def split_plugin_flags(argv: Sequence[str]) -> tuple[list[str], Given]:
+    """Split the arguments into Dovetail's own and the plugins'.
+
+    A flag without `=` takes the next argument, unless that is a flag: then it is a switch, `true`.
+
+    Raises:
+        ConfigError: One option is given twice.
+    """
+    own: list[str] = []
+    given: Given = {}
+    rest = list(argv)
+    while rest:
+        arg = rest.pop(0)
+        match = PLUGIN_FLAG.fullmatch(arg)
+        if match is None:
+            own.append(arg)
+            continue
+        plugin, option, value = match.groups()
+        if value is None:
+            value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
+        section = given.setdefault(option_key(plugin), {})
+        name = option.replace("-", "_")
+        if name in section:
+            raise ConfigError(f"--{plugin}.{option} is given twice; give it once")
+        section[name] = GivenOption(value, f"--{plugin}.{option}")
+    return own, given
+
 
 NEAR = 0.75
 """How alike two names must be for one to be suggested: below it a guess misleads more than it helps."""

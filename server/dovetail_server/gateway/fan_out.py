@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -16,7 +17,6 @@ from starlette.routing import Route
 
 import dovetail
 from dovetail_server.errors.catalogue import ServiceError
-from dovetail_server.gateway.metrics import merged, own
 from dovetail_server.http.auth import CALLER
 from dovetail_server.http.shown import shown
 from dovetail_server.routes.health import answer
@@ -24,6 +24,56 @@ from dovetail_server.routes.health import answer
 if TYPE_CHECKING:
     from dovetail_server.gateway.fleet import Worker
     from dovetail_server.gateway.state import GatewayState
+
+# One `/metrics` of all workers: their series, each with the label `worker`.
+
+SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{.*?\})?(?= [^}]*$)")
+SUFFIXES = ("_bucket", "_sum", "_count", "_created", "_total")
+
+
+def merged(texts: dict[str, str]) -> str:
+    """Put together what workers publish in Prometheus' text format.
+
+    Args:
+        texts: By the worker's number.
+
+    Returns:
+        The families in the order of the first worker that has them, each with its help and type once.
+    """
+    heads: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for number, text in texts.items():
+        family = ""
+        for line in text.splitlines():
+            if line.startswith(("# HELP ", "# TYPE ")):
+                family = line.split(" ", 3)[2]
+                head = heads.setdefault(family, [])
+                if line not in head and len(head) < 2:
+                    head.append(line)
+            elif line and not line.startswith("#") and (found := SAMPLE.match(line)) is not None:
+                name, labels = found[1], found[2]
+                owner = family if name == family or name.removeprefix(family) in SUFFIXES else name
+                inside = f'worker="{number}"' + (f",{labels[1:-1]}" if labels and len(labels) > 2 else "")
+                samples.setdefault(owner, []).append(f"{name}{{{inside}}}{line[found.end() :]}")
+    lines: list[str] = []
+    for family, rows in samples.items():
+        lines += heads.get(family, [])
+        lines += rows
+    return "".join(f"{line}\n" for line in lines)
+
+
+def own(ready: int, workers: int, starts: int, placed: int) -> str:
+    """Return the gateway's own series."""
+    rows = (
+        ("dovetail_gateway_workers", "gauge", "Workers of this gateway.", workers),
+        ("dovetail_gateway_workers_ready", "gauge", "Workers that take requests.", ready),
+        ("dovetail_gateway_worker_starts_total", "counter", "Worker processes started here.", starts),
+        ("dovetail_gateway_placed_total", "counter", "Requests whose worker was chosen by prefix.", placed),
+    )
+    return "".join(
+        f"# HELP {name} {about}\n# TYPE {name} {kind}\n{name} {value}\n" for name, kind, about, value in rows
+    )
+
 
 PROBES = ("/readyz", "/health", "/ping", "/health_generate")
 COMMANDS = ("/flush_cache", "/abort_request", "/start_profile", "/stop_profile")

@@ -14,25 +14,55 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import Mount
 
 from dovetail.base.process_limits import num_cores
 from dovetail.base.supervisor import LAST_RESORT_S, Service, Supervisor
-from dovetail.contracts.errors import ConfigError, DovetailError, PluginError
-from dovetail_server.gateway.app import create_app
+from dovetail.contracts.errors import ConfigError, DovetailError, EngineError, PluginError, RequestError
+from dovetail_server.errors import catalogue as errors
 from dovetail_server.gateway.child import Child, reserve_port
+from dovetail_server.gateway.fan_out import FanOut
 from dovetail_server.gateway.fleet import STARTING, Fleet, Worker
 from dovetail_server.gateway.health import WorkerHealth
 from dovetail_server.gateway.placement import check_installed
+from dovetail_server.gateway.relay import Relay
 from dovetail_server.gateway.server import GatewayServer
 from dovetail_server.gateway.state import GatewayState
 from dovetail_server.gateway.worker_settings import count_gpus, divide
 from dovetail_server.http.connections import raise_file_limit
 from dovetail_server.start import preflight
+from dovetail_server.start.app import FORM_BYTES, add_layers, handle_error, handle_http
 from dovetail_server.start.run import announce, forget_secrets, new_event_loop
 from dovetail_server.start.startup import StartupTimer
 
 if TYPE_CHECKING:
     from dovetail_server.settings.serve import ServeSettings
+
+# The gateway's application: the layers of every server, its own few routes, and the relay for all others.
+
+
+def create_app(state: GatewayState) -> Starlette:
+    """Build the application of one gateway.
+
+    Raises:
+        PluginError: An API takes a path that is the gateway's own.
+    """
+    own = FanOut(state).routes()
+    app = Starlette(
+        routes=[*own, Mount("/", app=Relay(state))],
+        exception_handlers={
+            **dict.fromkeys((RequestError, errors.ServiceError, EngineError), handle_error),
+            HTTPException: handle_http,
+        },
+    )
+    app.state.server = state
+    settings = state.settings
+    upload_bytes = max(settings.max_body_bytes, settings.max_file_bytes + FORM_BYTES)
+    add_layers(app, state, {"/v1/files": upload_bytes}, own)
+    return app
+
 
 logger = logging.getLogger("dovetail.server")
 WATCH_S = 0.1

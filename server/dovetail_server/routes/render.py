@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Depends
@@ -19,10 +19,24 @@ from dovetail_server.reading.intake import job_of
 from dovetail_server.reading.request import raw_body
 from dovetail_server.reading.responses import begin
 from dovetail_server.routes.files import owner_of
-from dovetail_server.schema.render import Rendered
 from dovetail_server.serving.generation import Generation
 from dovetail_server.serving.sse import cancel_on_disconnect
 from dovetail_server.state import ServerState, get_ready_state
+
+# `…/render`: the reply, as vLLM has it: what the engine would be given.
+
+
+class Rendered(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt as token ids, with its sampling parameters. Nothing has been generated."""
+
+    request_id: str
+    token_ids: list[int]
+    sampling_params: dict[str, Any]
+    model: str
+    stream: bool
+    cache_salt: str | msgspec.UnsetType = msgspec.UNSET
+    priority: int
+
 
 router = APIRouter(tags=["render"])
 State = Annotated[ServerState, Depends(get_ready_state)]

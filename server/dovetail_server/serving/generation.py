@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -22,10 +23,9 @@ from dovetail.contracts.seeds import derive_seed
 from dovetail.engine.client import TokenStream
 from dovetail.messages import TokenDelta
 from dovetail_server.errors import catalogue as errors
-from dovetail_server.http.auth import NO_CALLER
+from dovetail_server.http.auth import CALLER, NO_CALLER
 from dovetail_server.http.journal import JOURNAL, Journal
 from dovetail_server.http.origin import ORIGIN
-from dovetail_server.http.request_log import log_request
 from dovetail_server.observe.token_timer import EVERY, EXACT, TokenTimer
 from dovetail_server.serving.choice import Choice, Step
 
@@ -33,6 +33,30 @@ if TYPE_CHECKING:
     from dovetail_server.serving.context import Live, ServingContext
     from dovetail_server.serving.early import EarlyPrefill
     from dovetail_server.tenants.tenant import Tenant
+
+# `--log-requests`: a line when a generation request begins and one when it ends, without its text.
+
+logger = logging.getLogger("dovetail.server")
+
+
+def log_request(request_id: str, text: str, values: Mapping[str, object]) -> None:
+    """Log something of a request, with the client and the hashed key of the present task.
+
+    Args:
+        request_id: As its response names it.
+        text: What there is to say, a format of `values` in their order.
+        values: Fields of the line with `--log-format json`, beside `request_id`, `client` and `key`.
+    """
+    origin, key = ORIGIN.get(), CALLER.get().tenant.short
+    client = "" if origin is None else origin.client or origin.batch_id
+    logger.info(
+        f"Request %s from %s: {text}.",
+        request_id,
+        ", ".join(filter(None, (client, key))) or "this process",
+        *values.values(),
+        extra={"request_id": request_id, "client": client, "key": key, **values},
+    )
+
 
 WHOLE_EVERY = 64
 """Tokens that gather for a reply that is sent whole: enough to be cheap, few enough to be quick work at once."""

@@ -6,7 +6,7 @@ queries, keys and values to the step's backend.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.contracts.checkpoint import TensorHeader
@@ -25,9 +26,41 @@ from dovetail.sdk.layers.linear import is_repacked
 from dovetail.sdk.layers.ops.reference import LinearKernel
 from dovetail_models.transformers.loading import load
 from dovetail_models.transformers.mixers import bound_steps, cache_parameter, fold_requests
-from dovetail_models.transformers.plugin import config_of
+from dovetail_models.transformers.plugin import config_of, refusal
 from dovetail_models.transformers.probe import first_place
-from dovetail_models.transformers.ropes import freeze_ropes
+
+# Rotary embeddings of transformers that depend on the length of what is computed: one choice holds for all.
+
+
+def freeze_ropes(model: Any, hf: Mapping[str, Any], context_len: int) -> None:
+    """Choose by the longest request that is served.
+
+    Transformers chooses by each call's longest row, and computes a request anew when it grows past the limit. Here rows
+    of many requests are one call, and keys stay in the cache.
+
+    Raises:
+        ModelError: A kind that grows with every token.
+    """
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        for layer_type, kind in kinds.items() if isinstance(kinds, Mapping) else [(None, kinds)]:
+            if not isinstance(kind, str) or not ("dynamic" in kind or kind == "longrope"):
+                continue
+            if layer_type is not None:
+                raise refusal(hf, f"its rope kind is {kind!r} for layers of one type")
+            _freeze(module, kind, hf, context_len)
+
+
+def _freeze(module: Any, kind: str, hf: Mapping[str, Any], context_len: int) -> None:
+    config = module.config
+    if kind == "longrope":
+        freqs, factor = ROPE_INIT_FUNCTIONS[kind](config, module.inv_freq.device, seq_len=context_len)
+        module.register_buffer("inv_freq", freqs, persistent=False)
+        module.attention_scaling = factor
+    elif context_len > config.max_position_embeddings:
+        raise refusal(hf, f"its rope kind {kind!r} changes with the length of a request")
+    module.rope_type = "default"  # or it would choose anew in every call
+
 
 NAME = "dovetail"
 PLACE = "dovetail_place"

@@ -10,7 +10,9 @@ T tokens, Hq and Hk query and KV heads, D and Dv widths of a key and of a value 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from textwrap import shorten
@@ -24,7 +26,26 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from dovetail.contracts.cache import FULL, Chunk, Full, Reach, Recurrent, Window
 from dovetail.contracts.config import LayerSpec
 from dovetail_models.transformers.mixers import EmptyCache, cache_parameter, interval
-from dovetail_models.transformers.reference_only import reference_only
+
+# Keeps transformers to its own code for layers that fold tokens into a state.
+
+PACKAGES = ("fla", "mamba_ssm", "causal_conv1d")
+"""Those that transformers looks for when it imports a model's code."""
+
+
+@contextmanager
+def reference_only() -> Iterator[None]:
+    """Inside, none of these packages can be imported: a model whose code is imported here does without them."""
+    imported = {name: sys.modules.get(name) for name in PACKAGES}
+    sys.modules.update(dict.fromkeys(PACKAGES))  # type: ignore[arg-type]  # None: there is no such module
+    try:
+        yield
+    finally:
+        for name, module in imported.items():
+            del sys.modules[name]
+            if module is not None:
+                sys.modules[name] = module
+
 
 logger = logging.getLogger(__name__)
 

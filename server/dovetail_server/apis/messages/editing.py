@@ -12,8 +12,14 @@ import msgspec
 
 from dovetail.contracts.requests import JsonObject
 from dovetail.processing.refusals import unsupported, wrong
-from dovetail_server.apis.messages.edit_schema import ClearThinking, ClearToolUses, Compact, KeptTurns, Trigger
-from dovetail_server.apis.messages.schema import MessagesPrompt
+from dovetail_server.apis.messages.schema import (
+    ClearThinking,
+    ClearToolUses,
+    Compact,
+    KeptTurns,
+    MessagesPrompt,
+    Trigger,
+)
 
 P = TypeVar("P", bound=MessagesPrompt)
 Messages = list[JsonObject]

@@ -15,7 +15,7 @@ from dovetail_server.apis.dropped import notes_of
 from dovetail_server.apis.responses import objects as ro
 from dovetail_server.apis.responses.builder import OutputBuilder
 from dovetail_server.apis.responses.items import item_id
-from dovetail_server.apis.responses.usage import response_usage, sum_of
+from dovetail_server.apis.responses.objects import response_usage, sum_of
 from dovetail_server.schema.reports import report_field
 
 encode = msgspec.json.Encoder().encode

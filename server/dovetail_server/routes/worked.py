@@ -1,0 +1,155 @@
+"""Routes whose bodies a process of bodies reads: it makes the whole answer, or what the engine pools of each prompt."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dovetail_server.apis.embeddings import serve as embeddings
+from dovetail_server.apis.embeddings.schema import EmbeddingRequest, Embeddings
+from dovetail_server.apis.messages.schema import AnthropicError, CountTokensRequest, TokenCount
+from dovetail_server.apis.parsing.schema import (
+    ParsedCalls,
+    ParseFunctionCallRequest,
+    SeparatedReasoning,
+    SeparateReasoningRequest,
+)
+from dovetail_server.apis.rerank import serve as rerank
+from dovetail_server.apis.rerank.schema import Classes, ClassifyRequest, PairScores, Reranked, RerankRequest
+from dovetail_server.apis.score import serve as score
+from dovetail_server.apis.score.schema import ScoreRequest, Scores
+from dovetail_server.apis.tokens.schema import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, TokenizerInfo
+from dovetail_server.openapi.document import json_route
+from dovetail_server.reading.request import finished, prepared, prompt_body
+from dovetail_server.reading.tasks import (
+    CLASSIFY,
+    COUNT_TOKENS,
+    DETOKENIZE,
+    EMBEDDINGS,
+    PARSE_CALLS,
+    RERANK,
+    SCORE,
+    SEPARATE_REASONING,
+    TOKENIZE,
+    Task,
+)
+from dovetail_server.serving.sse import cancel_on_disconnect
+from dovetail_server.state import ServerState, get_ready_state
+
+router = APIRouter()
+worked = partial(json_route, router, place="any")
+"""A route that any worker of a gateway may answer."""
+M = TypeVar("M", RerankRequest, ClassifyRequest)
+State = Annotated[ServerState, Depends(get_ready_state)]
+OPENAI, NATIVE, MESSAGES = ("openai",), ("native",), ("messages",)
+
+
+@worked(
+    "/v1/messages/count_tokens",
+    body=CountTokensRequest,
+    reply=TokenCount,
+    error=AnthropicError,
+    tags=MESSAGES,
+)
+async def count_tokens(request: Request, state: State) -> Response:
+    """Count the tokens of a prompt."""
+    return await finished(request, state, COUNT_TOKENS)
+
+
+@worked("/v1/embeddings", body=EmbeddingRequest, reply=Embeddings, tags=OPENAI)
+async def create_embeddings(
+    request: Request, body: Annotated[EmbeddingRequest, Depends(prompt_body(EMBEDDINGS))], state: State
+) -> Response:
+    """Give the vector of one or several texts."""
+    model = state.check_model(body.model)
+    job = await prepared(request, EMBEDDINGS, lambda made: embeddings.prepare(state, body, model, made))
+    return Response(await cancel_on_disconnect(request, embeddings.reply(job)), media_type="application/json")
+
+
+@worked("/v1/rerank", body=RerankRequest, reply=Reranked, tags=OPENAI)
+@worked("/v2/rerank", body=RerankRequest, reply=Reranked, tags=OPENAI)
+@worked("/rerank", body=RerankRequest, reply=Reranked, tags=OPENAI)
+async def rerank_documents(
+    request: Request, body: Annotated[RerankRequest, Depends(prompt_body(RERANK))], state: State
+) -> Response:
+    """Order documents by how well they go with a query."""
+    return await _answered(request, RERANK, body, state)
+
+
+@worked("/v1/classify", body=ClassifyRequest, reply=Classes, tags=OPENAI)
+@worked("/classify", body=ClassifyRequest, reply=Classes, tags=OPENAI)
+async def classify_texts(
+    request: Request, body: Annotated[ClassifyRequest, Depends(prompt_body(CLASSIFY))], state: State
+) -> Response:
+    """Score the labels of one or several texts."""
+    return await _answered(request, CLASSIFY, body, state)
+
+
+async def _answered(request: Request, task: Task[M], body: M, state: ServerState) -> Response:
+    model = state.check_model(body.model)
+    job = await prepared(request, task, lambda made: rerank.prepare(state, body, model, made))
+    return Response(await cancel_on_disconnect(request, rerank.reply(job)), media_type="application/json")
+
+
+@worked("/v1/score", body=ScoreRequest, reply=Scores, other_reply=PairScores, tags=NATIVE)
+@worked("/score", body=ScoreRequest, reply=Scores, other_reply=PairScores, tags=NATIVE)
+async def score_items(
+    request: Request, body: Annotated[ScoreRequest, Depends(prompt_body(SCORE))], state: State
+) -> Response:
+    """Tell how well two texts go together, or how likely each of some tokens is to follow a query and an item."""
+    model = state.check_model(body.model)
+    if rerank.is_pair(body):
+        pairs = await prepared(request, SCORE, lambda made: rerank.prepare(state, body, model, made))
+        return Response(await cancel_on_disconnect(request, rerank.reply(pairs)), media_type="application/json")
+    job = await prepared(request, SCORE, lambda made: score.prepare(state, body, model, made))
+    return Response(await cancel_on_disconnect(request, score.reply(job)), media_type="application/json")
+
+
+@worked("/v1/tokenize", body=TokenizeRequest, reply=Tokenized, tags=NATIVE)
+@worked("/tokenize", body=TokenizeRequest, reply=Tokenized, tags=NATIVE)
+async def tokenize(request: Request, state: State) -> Response:
+    """Return the token ids of a text, of several, or of a conversation as the model sees it."""
+    return await finished(request, state, TOKENIZE)
+
+
+@worked("/v1/detokenize", body=DetokenizeRequest, reply=Detokenized, tags=NATIVE)
+@worked("/detokenize", body=DetokenizeRequest, reply=Detokenized, tags=NATIVE)
+async def detokenize(request: Request, state: State) -> Response:
+    """Return the text of token ids; of several lists, several texts."""
+    return await finished(request, state, DETOKENIZE)
+
+
+@json_route(router, "/tokenizer_info", reply=TokenizerInfo, methods=("GET",), tags=NATIVE)
+async def tokenizer_info(state: State) -> Response:
+    """Describe the tokenizer and the chat template that are in use."""
+    tokenizer = state.text.tokenizer
+    info = TokenizerInfo(
+        tokenizer_class="PreTrainedTokenizerFast",
+        vocab_size=tokenizer.vocab_size,
+        model_max_length=state.text.limits.context_len,
+        added_tokens=dict(tokenizer.added_tokens),
+        chat_template=state.text.template.source or None,
+    )
+    return Response(msgspec.json.encode(info), media_type="application/json")
+
+
+@worked(
+    "/separate_reasoning",
+    body=SeparateReasoningRequest,
+    reply=SeparatedReasoning,
+    tags=NATIVE,
+)
+async def separate(request: Request, state: State) -> Response:
+    """Split a finished output into reasoning and text."""
+    return await finished(request, state, SEPARATE_REASONING)
+
+
+@worked("/parse_function_call", body=ParseFunctionCallRequest, reply=ParsedCalls, tags=NATIVE)
+async def parse(request: Request, state: State) -> Response:
+    """Find the tool calls in a finished output."""
+    return await finished(request, state, PARSE_CALLS)
