@@ -29,10 +29,8 @@ from dovetail.sdk.masks import ids_of
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_parsers import inkling, muse
 from dovetail_parsers.harmony import MARKS, MESSAGES, MESSAGES_AND_CALLS, HarmonyParser
-from dovetail_parsers.inkling import InklingParser
-from dovetail_parsers.muse import SPARK, MuseParser, SparkParser
-from dovetail_parsers.tools.inkling import InklingTools
-from dovetail_parsers.tools.muse import MuseTools
+from dovetail_parsers.inkling import InklingParser, InklingTools
+from dovetail_parsers.muse import SPARK, MuseParser, MuseTools, SparkParser
 from dovetail_testing.parsers import BytesTokenizer, PlainTemplate
 from dovetail_testing.vocabularies import byte_fallback, byte_level
 

@@ -184,8 +184,7 @@ class T(ToolParser):
 
 def test_gpt_oss_over_http(make_harness: Callable[..., Harness]) -> None:
     """A machine of its own behind the same fields: reasoning, a preamble and a call, in a stream of single tokens."""
-    from dovetail_parsers.harmony import GptOssReasoning
-    from dovetail_parsers.tools.gpt_oss import GptOssTools
+    from dovetail_parsers.harmony import GptOssReasoning, GptOssTools
 
     harness = make_harness(reasoning=GptOssReasoning(), tools=GptOssTools(), chat_template="gpt-oss")
     harness.text = (

@@ -15,11 +15,26 @@ Defined by the `chat_template` of meetkai/functionary-medium-v3.2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from dovetail.contracts.output import Event, FormatSpec, Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
+from dovetail.contracts.grammar import GrammarSpec
+from dovetail.contracts.output import (
+    Event,
+    FormatSpec,
+    Malformed,
+    NewCall,
+    ToolArgs,
+    ToolBody,
+    ToolEnd,
+    ToolEvent,
+    ToolFormat,
+)
+from dovetail.contracts.tools import ToolParser
+from dovetail.sdk.formats.call_grammar import Node, calls_grammar, json_arguments, name_of, sequence
 from dovetail.sdk.formats.layout import ReplyPhase
+from dovetail.sdk.formats.reply_grammar import Tools
 from dovetail_parsers.families.headed_calls import Head, HeadedCalls
 from dovetail_parsers.messages import Header, Mark, MessagesParser, Strings
 from dovetail_parsers.reasoning.declared import Declared
@@ -142,3 +157,58 @@ class FunctionaryReasoning(Declared):
     """`functionary`: models that do not think; what is sent to `all` is the answer, also of requests without tools."""
 
     form = FormatSpec(machine=FunctionaryParser)
+
+
+class FunctionaryTools(ToolParser):
+    r"""`functionary`: tool calls of Functionary.
+
+    ```
+    get_weather
+    {"city": "Paris"}>>>now
+    {}
+    ```
+
+    Calls as messages to a tool.
+
+    Defined by the `chat_template` of meetkai/functionary-medium-v3.2.
+    """
+
+    def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
+        """Say which calls are looked for; the machine knows where."""
+        names = frozenset(str(tool.get("function", {}).get("name")) for tool in tools)
+        return replace(
+            spec, machine=FunctionaryParser, tools=ToolFormat(">>>", "", body=FunctionNames(names), before_start="")
+        )
+
+    def grammar(self, tools: Tools, choice: Any, strict: bool, parallel: bool) -> GrammarSpec | None:
+        """The whole reply: calls, with `auto` an answer before them or alone; in it stand no other calls."""
+        return calls_grammar(
+            tools,
+            choice,
+            parallel,
+            lambda tool: (f"{name_of(tool)}\n", json_arguments(tool), ""),
+            separator=">>>",
+            trigger=">>>",
+            instead=_answer(tools, parallel),
+        )
+
+
+def _answer(tools: Tools, parallel: bool) -> Node:
+    """Describe an answer and the calls that may follow it."""
+
+    def call(tool: Mapping[str, Any], content: Node) -> dict[str, Any]:
+        return {"type": "tag", "begin": f">>>{name_of(tool)}\n", "content": content, "end": ""}
+
+    arguments = [json_arguments(tool) for tool in tools]
+    calls = [call(tool, content) for tool, content in zip(tools, arguments, strict=True)]
+    more: Node = {"type": "tags_with_separator", "tags": calls, "separator": ""}
+    first = [
+        call(tool, sequence(each, more) if parallel else each) for tool, each in zip(tools, arguments, strict=True)
+    ]
+    content = {
+        "type": "triggered_tags",
+        "triggers": [each["begin"] for each in first],
+        "tags": [{key: value for key, value in each.items() if key != "type"} for each in first],
+        "stop_after_first": True,
+    }
+    return {"type": "tag", "begin": f"{ALL}\n", "content": content, "end": ""}

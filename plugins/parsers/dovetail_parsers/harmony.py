@@ -29,12 +29,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from dovetail.contracts.output import FormatSpec, Messages, NewCall, ToolBody
+from dovetail.contracts.output import FormatSpec, Messages, NewCall, ToolBody, ToolFormat
+from dovetail.sdk.formats.call_grammar import Tool, json_arguments, name_of, tagged_arguments
 from dovetail.sdk.formats.layout import ReplyPhase
+from dovetail.sdk.formats.reply_grammar import answer_message, other_messages
 from dovetail.sdk.formats.tags import Tags
 from dovetail_parsers.families.tagged_calls import TaggedCalls
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 from dovetail_parsers.reasoning.declared import Declared
+from dovetail_parsers.tools.sections import Written, WrittenCalls
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CUT_MARKER = re.compile(r"(\bto=[^\s<]+)<(?:\|[a-z]*\|?)?\Z")
@@ -153,3 +156,60 @@ class GptOssReasoning(Declared):
     """`gpt-oss`: gpt-oss-20b, gpt-oss-120b and others that write harmony; reasoning is the channel `analysis`."""
 
     form = FormatSpec(machine=HarmonyParser, messages=MESSAGES)
+
+
+class GptOssTools(WrittenCalls):
+    r"""`gpt-oss`: tool calls of gpt-oss and others that write harmony.
+
+    ```
+    <|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>
+    ```
+
+    A call is a message with a recipient, on any channel. Its text reaches the client as the model wrote it.
+
+    Calls as harmony's messages with a recipient. Brings its machine also where no reasoning parser does.
+
+    Defined by the openai/harmony repository, `docs/format.md`.
+    """
+
+    trigger, is_parallel = "<|channel|>commentary to=functions.", False
+    preamble = other_messages(MESSAGES_AND_CALLS, "<|channel|>commentary")
+    answer = answer_message(MESSAGES_AND_CALLS, {"type": "any_text"})
+
+    def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
+        """Say that calls are looked for; the machine knows how."""
+        return replace(
+            spec,
+            machine=HarmonyParser,
+            messages=MESSAGES_AND_CALLS,
+            tools=ToolFormat("<|channel|>", "<|call|>", body=Arguments(tools)),
+        )
+
+    def call(self, tool: Tool) -> Written:
+        """A message on the channel of commentary, behind thinking and preambles; its `<|call|>` ends the reply."""
+        header = f"<|channel|>commentary to=functions.{name_of(tool)} <|constrain|>json<|message|>"
+        return header, json_arguments(tool), "<|call|>"
+
+
+class BeamTools(GptOssTools):
+    r"""`beam`: Beam. Harmony's messages, with tags in its calls.
+
+    ```
+     to=get_weather<|channel|>analysis <|constrain|>xml<|message|><rfl:parameter name="city">
+    Paris
+    </rfl:parameter><|call|>
+    ```
+
+    Calls as harmony's messages with a recipient, their arguments as tags.
+
+    Defined by the response template of Beam's checkpoints, as SGLang's `parser/beam.py` has it.
+    """
+
+    trigger, is_parallel = " to=", True
+    between = MESSAGES_AND_CALLS.ends[0] + MESSAGES_AND_CALLS.start + MESSAGES_AND_CALLS.role
+    preamble = other_messages(MESSAGES_AND_CALLS)
+
+    def call(self, tool: Tool) -> Written:
+        """A message with a recipient, behind thinking as the model likes."""
+        header = f" to={name_of(tool)}<|channel|>analysis <|constrain|>xml<|message|>"
+        return header, tagged_arguments(tool, TAGS, behind_value=""), ""

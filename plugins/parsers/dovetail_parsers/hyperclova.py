@@ -16,12 +16,17 @@ Defined by the `chat_template` of naver-hyperclovax/HyperCLOVAX-SEED-Think-14B.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from dovetail.contracts.output import FormatSpec
+from dovetail.contracts.output import FormatSpec, ToolFormat
+from dovetail.sdk.formats.call_grammar import Tool, json_arguments, name_of, optional, sequence, text
+from dovetail.sdk.formats.json_calls import JsonCalls
 from dovetail.sdk.formats.layout import ReplyPhase
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 from dovetail_parsers.reasoning.declared import Declared
+from dovetail_parsers.tools.sections import Written, WrittenCalls
 
 START, END = "<|im_start|>", "<|im_end|>"
 ROLE, THINKING, CALLS = "assistant", "/think", " -> tool/function_call"
@@ -64,3 +69,36 @@ class HyperClovaReasoning(Declared):
     """`hyperclova`: HyperCLOVA X SEED Think; the template may force thinking, or skip it, behind the role."""
 
     form = FormatSpec(machine=HyperClovaParser)
+
+
+THOUGHT = {
+    "type": "tag",
+    "begin": f"{THINKING}\n",
+    "content": {"type": "any_text", "excludes": [END]},
+    "end": f"{END}\n{START}{ROLE}",
+}
+
+
+class HyperClovaTools(WrittenCalls):
+    r"""`hyperclova`: tool calls of HyperCLOVA X SEED Think.
+
+    ```
+     -> tool/function_call
+    [{"name": "get_weather", "arguments": {"city": "Paris"}}]<|im_end|><|stop|>
+    ```
+
+    Calls as a list in a message of its own. Brings its machine also where no reasoning parser does.
+
+    Defined by the `chat_template` of naver-hyperclovax/HyperCLOVAX-SEED-Think-14B.
+    """
+
+    trigger, around, between = CALLS, (f"{CALLS}\n[", "]"), ", "
+    preamble, answer = optional(THOUGHT), sequence(text("\n"), {"type": "any_text"})
+
+    def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
+        """Say that calls are looked for; the machine knows where."""
+        return replace(spec, machine=HyperClovaParser, tools=ToolFormat(CALLS, END, body=JsonCalls, before_start=""))
+
+    def call(self, tool: Tool) -> Written:
+        """An object in the list, the name first; thinking may stand before it."""
+        return f'{{"name": "{name_of(tool)}", "arguments": ', json_arguments(tool), "}"

@@ -21,12 +21,18 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from dovetail.contracts.output import FormatSpec, Messages
+from dovetail.contracts.output import FormatSpec, Messages, NewCall, ToolBody, ToolFormat
+from dovetail.sdk.formats.call_grammar import Tool, json_arguments, name_of, optional, sequence, text
+from dovetail.sdk.formats.json_calls import JsonCalls
 from dovetail.sdk.formats.layout import ReplyPhase
+from dovetail.sdk.formats.reply_grammar import answer_message, other_messages
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 from dovetail_parsers.reasoning.declared import Declared
+from dovetail_parsers.tools.sections import Written, WrittenCalls
 
 _NAME = re.compile(r"\s*[\w.:/\-]+\s*")
 THINKING, CALL, TEXT = "<|content_thinking|>", "<|content_invoke_tool_json|>", "<|content_text|>"
@@ -90,3 +96,40 @@ class InklingReasoning(Declared):
     """`inkling`: reasoning stands in messages of a kind of their own."""
 
     form = FormatSpec(machine=InklingParser, messages=MESSAGES)
+
+
+class InklingTools(WrittenCalls):
+    r"""`inkling`: tool calls of Inkling.
+
+    ```
+    <|message_model|>get_weather<|content_invoke_tool_json|>{"name": "get_weather", "args": {"city": "Rome"}}
+    <|end_message|>
+    ```
+    (without the line break).
+
+    Calls as JSON in messages of a kind of their own. Brings its machine also where no reasoning parser does.
+
+    Defined by the tml-renderers package (TMLv0).
+    """
+
+    trigger, between = CALL, MESSAGES.start
+    preamble = sequence(optional(text(MESSAGES.start)), other_messages(MESSAGES))
+    answer = answer_message(MESSAGES, {"type": "any_text"})
+
+    def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
+        """Say that calls are looked for; the machine knows where."""
+
+        def body(new_call: NewCall) -> ToolBody:
+            return JsonCalls(new_call, arguments_keys=("args", "arguments", "parameters"))
+
+        return replace(
+            spec,
+            machine=InklingParser,
+            messages=MESSAGES,
+            tools=ToolFormat(CALL, MESSAGES.ends[0], body=body, before_start=""),
+        )
+
+    def call(self, tool: Tool) -> Written:
+        """A message with an object, behind thinking as the model likes."""
+        name = name_of(tool)
+        return f'{name}{CALL}{{"name": "{name}", "args": ', json_arguments(tool), "}" + MESSAGES.ends[0]

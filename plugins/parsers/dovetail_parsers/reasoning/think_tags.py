@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
-from dovetail.contracts.output import FormatSpec, Markers, State
+from dovetail.contracts.output import FormatSpec, Markers, State, TemplateView, TokenizerView
+from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail_parsers.reasoning.declared import Declared
 
 
@@ -251,3 +253,55 @@ class Step3Reasoning(Declared):
     """
 
     form = FormatSpec(reasoning=Markers("<think>", "</think>", ended_by_tools=True), initial=State.IN)
+
+
+_WORD = re.compile(r"<think(:\w+)>")
+
+
+class HunyuanReasoning(ReasoningParser):
+    r"""`hy-v3`: Hunyuan 3 and 4 (Hy3, Hy4).
+
+    ```
+    <think>Paris is the capital.</think>The capital of France is Paris.
+    ```
+
+    Every marker of a model may end in a word of its own, `<think:opensource>`: it is read off the template, which
+    appends an empty thought unless thinking is asked for.
+
+    Defined by the `chat_template` of tencent/Hy3.
+    """
+
+    def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
+        """Declare the markers."""
+        found = _WORD.search(template.source)
+        word = found[1] if found else ""
+        return FormatSpec(reasoning=Markers(f"<think{word}>", f"</think{word}>", "", "", "", ended_by_tools=True))
+
+
+TAGS = {
+    "high": ("<ifm|think>", "</ifm|think>"),
+    "medium": ("<ifm|think_fast>", "</ifm|think_fast>"),
+    "low": ("<ifm|think_faster>", "</ifm|think_faster>"),
+}
+
+
+class K2HorizonReasoning(ReasoningParser):
+    r"""`k2-horizon`: K2 Horizon (K2-V3).
+
+    ```
+    <ifm|think>Paris is the capital.</ifm|think>The capital of France is Paris.
+    ```
+
+    `reasoning_effort` chooses the tags: `think` (high, the default), `think_fast` (medium), `think_faster` (low); all
+    are read. Text without a prompt to look at is taken to start inside thinking.
+
+    Defined by the description of the format in vLLM's `reasoning/k2_horizon_reasoning_parser.py`.
+    """
+
+    def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
+        """Declare the tags of the request's effort, and the others beside them."""
+        effort = str(request.template_kwargs.get("reasoning_effort"))
+        start, end = TAGS.get(effort, TAGS["high"])
+        others = tuple(pair for pair in TAGS.values() if pair != (start, end))
+        markers = Markers(start, end, "", "", "", ended_by_tools=True, also=others)
+        return FormatSpec(reasoning=markers, initial=State.IN)
