@@ -1,7 +1,6 @@
 """Settings of the engine: one field per flag, documented where it is defined.
 
-The server's settings class extends this one; the offline `LLM` takes the same names as keyword arguments. A field's
-`json_schema_extra` may carry `aliases` (flag names of other servers) and `common` (shown by `--help` without `=all`).
+The server's settings class extends this one; the offline `LLM` takes the same names as keyword arguments.
 """
 
 from __future__ import annotations
@@ -59,304 +58,183 @@ def task_word(value: object) -> object:
 
 Tokens = Annotated[int, BeforeValidator(parse_tokens)]
 Names = Annotated[list[str], NoDecode, BeforeValidator(given_names)]
+Devices = Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(parse_list)]
+StateDtype = Annotated[Literal["float32", "bfloat16", "float16"], BeforeValidator(state_word)]
+Seconds = Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)]
 
 
-def flag(*aliases: str, common: bool = False) -> dict[str, Any]:
-    """Return the `json_schema_extra` of a field: other flag names, and whether plain `--help` shows it."""
-    return {"aliases": list(aliases), "common": common}
+def setting(default: Any = ..., *aliases: str, common: bool = False, has_flag: bool = True, **given: Any) -> Any:
+    """Declare a setting, which the docstring behind it describes.
+
+    Args:
+        default: Its value where nobody gives one.
+        aliases: Flag names of other servers, without the dashes.
+        common: Whether plain `--help` shows it.
+        has_flag: Whether it has a flag of its own.
+        given: Anything else that pydantic's `Field` takes.
+    """
+    if "default_factory" not in given:
+        given["default"] = default
+    return Field(**given, json_schema_extra={"aliases": list(aliases), "common": common, "flag": has_flag})
 
 
-class EngineSettings(BaseModel):
+class Settings(BaseModel):
+    """Fields that their docstrings describe, in `--help` and in the documentation."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Make one line of each docstring."""
+        for field in cls.model_fields.values():
+            field.description = " ".join((field.description or "").split())
+
+
+class EngineSettings(Settings):
     """What an engine is started with."""
 
     model_config = ConfigDict(extra="forbid", validate_default=True)
 
-    model_path: str | None = Field(
-        None,
-        description="Directory with config.json, safetensors and tokenizer, a GGUF file, a hub name such as "
-        "Qwen/Qwen3-0.6B, or the bundled demo:chat or demo:digits. Default: the bundled demo model, demo:chat.",
-        json_schema_extra=flag("model", common=True),
-    )
-    revision: str | None = Field(
-        None,
-        min_length=1,
-        max_length=256,
-        description="Branch, tag or commit of a model from a hub. Default: main.",
-        json_schema_extra=flag(),
-    )
-    download_dir: Path | None = Field(
-        None,
-        description="Directory for models from a hub. Default: the hub's own cache (HF_HOME).",
-        json_schema_extra=flag(),
-    )
-    tokenizer_path: str | None = Field(
-        None,
-        description="Directory, or hub name, of the tokenizer. Default: the model's.",
-        json_schema_extra=flag("tokenizer"),
-    )
-    load_format: str = Field(
-        "auto",
-        min_length=1,
-        description="Format of the checkpoint, by plugin name. `auto`: the plugin that recognizes the files; "
-        "`safetensors`: a directory as transformers writes it; `dummy`: random weights, for benchmarks.",
-        json_schema_extra=flag(),
-    )
-    model_impl: Annotated[str, BeforeValidator(none_word)] = Field(
-        "auto",
-        min_length=1,
-        description="Implementation of the model. `dovetail`: a plugin for its architecture; `transformers`: "
-        "transformers' modules with Dovetail's KV cache; `auto`: the first if it exists, else the "
-        "second; or the name of a plugin that serves any model.",
-        json_schema_extra=flag(common=True),
-    )
-    device: str = Field(
-        "auto",
-        min_length=1,
-        description="Device that runs the model, by plugin name: `cpu`, `cuda`; `auto`: CUDA if available.",
-        json_schema_extra=flag(common=True),
-    )
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        "auto",
-        description="Dtype of weights and activations; `auto`: the checkpoint's.",
-        json_schema_extra=flag(common=True),
-    )
-    context_length: Tokens | None = Field(
-        None,
-        ge=1,
-        description="Maximum prompt plus output of a request, in tokens (`32k` works). Default: the model's.",
-        json_schema_extra=flag("max-model-len", common=True),
-    )
-    attention_backend: str = Field(
-        "auto", description="Attention backend, by plugin name.", json_schema_extra=flag(common=True)
-    )
-    prefill_attention_backend: str | None = Field(
-        None,
-        min_length=1,
-        description="Attention backend for prefill. Default: --attention-backend.",
-        json_schema_extra=flag(),
-    )
-    decode_attention_backend: str | None = Field(
-        None,
-        min_length=1,
-        description="Attention backend for decode. Default: --attention-backend.",
-        json_schema_extra=flag(),
-    )
-    kernels: Names = Field(
-        default_factory=lambda: ["auto"],
-        description="Kernel sets by plugin name, comma-separated, asked in this order for each operation of the "
-        "model. `auto`, alone or last: those that fit the device; `plain`: plain torch for all.",
-        json_schema_extra=flag(),
-    )
-    quantization: Annotated[str | None, BeforeValidator(none_word)] = Field(
-        "auto",
-        description="Quantization plugin; `auto`: the one for the method in the checkpoint's config.json. `fp8`, "
-        "`int8` and `int4` quantize an unquantized checkpoint at load time.",
-        json_schema_extra=flag(),
-    )
-    grammar_compile_timeout: float = Field(
-        5.0,
-        gt=0,
-        le=600,
-        allow_inf_nan=False,
-        description="Maximum time to compile one request's grammar; beyond it, the request gets 400.",
-        json_schema_extra=flag(),
-    )
-    grammar_cache_bytes: int = Field(
-        256 << 20, ge=0, description="Maximum memory for cached compiled grammars.", json_schema_extra=flag()
-    )
-    tensor_parallel_size: int = Field(
-        1,
-        ge=1,
-        le=64,
-        description="Number of ranks (processes) that compute one model together, each with a shard of its heads "
-        "and inner widths; one per GPU, or on CPU.",
-        json_schema_extra=flag("tp-size", "tp", common=True),
-    )
-    devices: Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(parse_list)] = Field(
-        None,
-        min_length=1,
-        description="GPUs of the ranks, such as `0,2`, as indices into CUDA_VISIBLE_DEVICES. Default: the first ones.",
-        json_schema_extra=flag("device-ids"),
-    )
-    expert_parallel: bool = Field(
-        False,
-        description="Distribute whole experts over the ranks instead of splitting each by width.",
-        json_schema_extra=flag("enable-expert-parallel"),
-    )
-    expert_parallel_size: int | None = Field(
-        None,
-        ge=1,
-        le=64,
-        description="SGLang's form of --expert-parallel: equal to --tensor-parallel-size for whole experts, or 1.",
-        json_schema_extra=flag("ep-size", "ep"),
-    )
-    page_size: int = Field(
-        16, ge=1, le=1024, description="Tokens per page of the KV cache.", json_schema_extra=flag("block-size")
-    )
-    kv_cache_dtype: Annotated[Literal["auto", "fp8", "int8"], BeforeValidator(cache_word)] = Field(
-        "auto",
-        description="Dtype of cached keys and values. `auto`: the model's; `fp8` (e4m3) or `int8` with a scale per "
-        "token and head: twice the tokens in the same memory, with a loss that the page on quantization "
-        "shows.",
-        json_schema_extra=flag(),
-    )
-    state_dtype: Annotated[Literal["float32", "bfloat16", "float16"], BeforeValidator(state_word)] = Field(
-        "float32",
-        description="Dtype of the states of recurrent layers. The others take half the memory; float16 loses less "
-        "than bfloat16, and the page on memory says how much.",
-        json_schema_extra=flag("mamba-ssm-dtype", "mamba-ssm-cache-dtype"),
-    )
-    state_copies: int | None = Field(
-        None,
-        ge=0,
-        description="Copies of recurrent layers' states that the prefix cache keeps; 0: none. Default: two for every "
-        "4,096 tokens of the KV cache, or one for every four running requests.",
-        json_schema_extra=flag(),
-    )
-    fold_replies: bool = Field(
-        False,
-        description="Compute each reply again, as a prompt, when it ends. The next turn of a conversation then "
-        "finds it in the prefix cache. For models with recurrent layers: others cache replies anyway.",
-        json_schema_extra=flag(),
-    )
-    max_total_tokens: Tokens | None = Field(
-        None,
-        ge=1,
-        description="Size of the KV cache in tokens, rounded to whole pages. Default: from free memory.",
-        json_schema_extra=flag(),
-    )
-    mem_fraction_static: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="Fraction of the memory that is free before loading, for weights plus KV cache; the rest is for "
-        "activations and graphs. Default: 0.88 on CUDA, or less if a step needs more than the rest; on "
-        "CPU the KV cache gets half of what the weights leave, up to 4 GiB.",
-        json_schema_extra=flag(common=True),
-    )
-    gpu_memory_utilization: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="Fraction of total device memory for the engine, including activations and graphs (CUDA). "
-        "Replaces --mem-fraction-static.",
-        json_schema_extra=flag("device-memory-utilization"),
-    )
-    max_running_requests: int = Field(
-        256,
-        ge=1,
-        le=65536,
-        description="Maximum number of requests decoded concurrently.",
-        json_schema_extra=flag("max-num-seqs", common=True),
-    )
-    max_queued_requests: int = Field(
-        4096,
-        ge=1,
-        description="Maximum number of queued requests; further requests get 429.",
-        json_schema_extra=flag("max-num-queued-reqs"),
-    )
-    task: Annotated[Task | None, BeforeValidator(task_word)] = Field(
-        None,
-        description="Serve only this task: generate, embed, classify or score (two texts). Default: every task that "
-        "the model and its directory support.",
-        json_schema_extra=flag(),
-    )
-    chunked_prefill_size: Tokens | None = Field(
-        None,
-        ge=-1,
-        description="Maximum prompt tokens per step. Longer prompts are computed in chunks, beside decoding "
-        "requests; -1: never in chunks. Default: 8192 on CUDA and 256 to 4096 on CPU, fewer for larger "
-        "models.",
-        json_schema_extra=flag("max-num-batched-tokens", common=True),
-    )
-    max_prefill_tokens: Tokens = Field(
-        16384,
-        ge=1,
-        description="Maximum prompt tokens per step without chunks; a longer prompt then runs alone.",
-        json_schema_extra=flag(),
-    )
-    schedule_policy: str = Field(
-        "fcfs",
-        min_length=1,
-        description="Order of queued requests, by plugin name. `fcfs`: first come; `lpm`: longest cached prefix; "
-        "`lof`: longest output; `priority`: as fcfs, and lower priorities are retracted.",
-        json_schema_extra=flag("scheduling-policy", common=True),
-    )
-    processor: Annotated[str | None, BeforeValidator(none_word)] = Field(
-        "auto",
-        description="Image processor, by plugin name. `auto`: the one for the model's architecture, if installed; "
-        "`none`: text only, without the vision tower.",
-        json_schema_extra=flag(),
-    )
-    max_image_patches: int | None = Field(
-        None,
-        ge=1,
-        description="Maximum patches of one image, for which the vision tower's memory is planned; a larger image gets "
-        "400. Default: what the image processor and --context-length allow.",
-        json_schema_extra=flag(),
-    )
-    speculator: Annotated[str | None, BeforeValidator(none_word)] = Field(
-        None,
-        description="Speculative decoding plugin. It drafts tokens, and the model verifies several per step; the "
-        "output is unchanged. `ngram` repeats what followed the same tokens before. On a GPU, drafts are verified "
-        "only while that makes requests faster. Default: none.",
-        json_schema_extra=flag(),
-    )
-    disable_radix_cache: bool = Field(
-        False, description="Do not reuse cached prefixes.", json_schema_extra=flag(common=True)
-    )
-    disable_cuda_graph: bool = Field(
-        False,
-        description="Launch each operation of a decode step separately instead of replaying CUDA graphs.",
-        json_schema_extra=flag("enforce-eager"),
-    )
-    disable_compile_ahead: bool = Field(
-        False, description="Compile Triton kernels at their first launch instead of in parallel before the first step."
-    )
-    wait_for_kernels: bool = Field(
-        False,
-        description="Report ready only when every graph is captured and every kernel compiled. No effect on CPU.",
-        json_schema_extra=flag(),
-    )
-    disable_overlap_schedule: bool = Field(
-        False,
-        description="Read a step's tokens before launching the next step, instead of meanwhile.",
-        json_schema_extra=flag(),
-    )
-    batch_invariant: bool = Field(
-        False,
-        description="Make a request's tokens bit-identical whatever the batch, the chunks of its prompt and the "
-        "prefix cache. Slower; startup fails if a part does not support it.",
-        json_schema_extra=flag("enable-deterministic-inference"),
-    )
-    report_cache: bool = Field(
-        False,
-        description="Tell what the prefix cache holds; set where a plugin observes it.",
-        json_schema_extra={"flag": False},
-    )
-    overlap_on_cpu: bool = Field(
-        False,
-        description="Overlap steps on CPU too: for tests, as it computes within the call and only delays the tokens.",
-        json_schema_extra={"flag": False},
-    )
-    random_seed: int | None = Field(
-        None,
-        ge=0,
-        lt=2**63,
-        description="Seed for requests without one. Default: random.",
-        json_schema_extra=flag("seed"),
-    )
-    decode_log_interval: int = Field(
-        40, ge=1, description="Decode steps between two log lines.", json_schema_extra=flag()
-    )
-    num_threads: int | None = Field(
-        None,
-        ge=1,
-        description="CPU threads of the engine. Default: one per 64 MiB of weights, at most all cores that the process "
-        "or its container has; all of them for steps with 128 tokens or more, unless threads spin (OMP_WAIT_POLICY). "
-        "More threads make short steps of a small model slower.",
-        json_schema_extra=flag(),
-    )
+    model_path: str | None = setting(None, "model", common=True)
+    """Directory with config.json, safetensors and tokenizer, a GGUF file, a hub name such as Qwen/Qwen3-0.6B, or the
+    bundled demo:chat or demo:digits. Default: the bundled demo model, demo:chat.
+    """
+    revision: str | None = setting(None, min_length=1, max_length=256)
+    """Branch, tag or commit of a model from a hub. Default: main."""
+    download_dir: Path | None = setting(None)
+    """Directory for models from a hub. Default: the hub's own cache (HF_HOME)."""
+    tokenizer_path: str | None = setting(None, "tokenizer")
+    """Directory, or hub name, of the tokenizer. Default: the model's."""
+    load_format: str = setting("auto", min_length=1)
+    """Format of the checkpoint, by plugin name. `auto`: the plugin that recognizes the files; `safetensors`: a
+    directory as transformers writes it; `dummy`: random weights, for benchmarks.
+    """
+    model_impl: Annotated[str, BeforeValidator(none_word)] = setting("auto", min_length=1, common=True)
+    """Implementation of the model. `dovetail`: a plugin for its architecture; `transformers`: transformers' modules
+    with Dovetail's KV cache; `auto`: the first if it exists, else the second; or the name of a plugin that serves any
+    model.
+    """
+    device: str = setting("auto", min_length=1, common=True)
+    """Device that runs the model, by plugin name: `cpu`, `cuda`; `auto`: CUDA if available."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = setting("auto", common=True)
+    """Dtype of weights and activations; `auto`: the checkpoint's."""
+    context_length: Tokens | None = setting(None, "max-model-len", ge=1, common=True)
+    """Maximum prompt plus output of a request, in tokens (`32k` works). Default: the model's."""
+    attention_backend: str = setting("auto", common=True)
+    """Attention backend, by plugin name."""
+    prefill_attention_backend: str | None = setting(None, min_length=1)
+    """Attention backend for prefill. Default: --attention-backend."""
+    decode_attention_backend: str | None = setting(None, min_length=1)
+    """Attention backend for decode. Default: --attention-backend."""
+    kernels: Names = setting(default_factory=lambda: ["auto"])
+    """Kernel sets by plugin name, comma-separated, asked in this order for each operation of the model. `auto`, alone
+    or last: those that fit the device; `plain`: plain torch for all.
+    """
+    quantization: Annotated[str | None, BeforeValidator(none_word)] = setting("auto")
+    """Quantization plugin; `auto`: the one for the method in the checkpoint's config.json. `fp8`, `int8` and `int4`
+    quantize an unquantized checkpoint at load time.
+    """
+    grammar_compile_timeout: float = setting(5.0, gt=0, le=600, allow_inf_nan=False)
+    """Maximum time to compile one request's grammar; beyond it, the request gets 400."""
+    grammar_cache_bytes: int = setting(256 << 20, ge=0)
+    """Maximum memory for cached compiled grammars."""
+    tensor_parallel_size: int = setting(1, "tp-size", "tp", ge=1, le=64, common=True)
+    """Number of ranks (processes) that compute one model together, each with a shard of its heads and inner widths; one
+    per GPU, or on CPU.
+    """
+    devices: Devices = setting(None, "device-ids", min_length=1)
+    """GPUs of the ranks, such as `0,2`, as indices into CUDA_VISIBLE_DEVICES. Default: the first ones."""
+    expert_parallel: bool = setting(False, "enable-expert-parallel")
+    """Distribute whole experts over the ranks instead of splitting each by width."""
+    expert_parallel_size: int | None = setting(None, "ep-size", "ep", ge=1, le=64)
+    """SGLang's form of --expert-parallel: equal to --tensor-parallel-size for whole experts, or 1."""
+    page_size: int = setting(16, "block-size", ge=1, le=1024)
+    """Tokens per page of the KV cache."""
+    kv_cache_dtype: Annotated[Literal["auto", "fp8", "int8"], BeforeValidator(cache_word)] = setting("auto")
+    """Dtype of cached keys and values. `auto`: the model's; `fp8` (e4m3) or `int8` with a scale per token and head:
+    twice the tokens in the same memory, with a loss that the page on quantization shows.
+    """
+    state_dtype: StateDtype = setting("float32", "mamba-ssm-dtype", "mamba-ssm-cache-dtype")
+    """Dtype of the states of recurrent layers. The others take half the memory; float16 loses less than bfloat16, and
+    the page on memory says how much.
+    """
+    state_copies: int | None = setting(None, ge=0)
+    """Copies of recurrent layers' states that the prefix cache keeps; 0: none. Default: two for every 4,096 tokens of
+    the KV cache, or one for every four running requests.
+    """
+    fold_replies: bool = setting(False)
+    """Compute each reply again, as a prompt, when it ends. The next turn of a conversation then finds it in the prefix
+    cache. For models with recurrent layers: others cache replies anyway.
+    """
+    max_total_tokens: Tokens | None = setting(None, ge=1)
+    """Size of the KV cache in tokens, rounded to whole pages. Default: from free memory."""
+    mem_fraction_static: float | None = setting(None, gt=0, lt=1, common=True)
+    """Fraction of the memory that is free before loading, for weights plus KV cache; the rest is for activations and
+    graphs. Default: 0.88 on CUDA, or less if a step needs more than the rest; on CPU the KV cache gets half of what the
+    weights leave, up to 4 GiB.
+    """
+    gpu_memory_utilization: float | None = setting(None, "device-memory-utilization", gt=0, le=1)
+    """Fraction of total device memory for the engine, including activations and graphs (CUDA). Replaces
+    --mem-fraction-static.
+    """
+    max_running_requests: int = setting(256, "max-num-seqs", ge=1, le=65536, common=True)
+    """Maximum number of requests decoded concurrently."""
+    max_queued_requests: int = setting(4096, "max-num-queued-reqs", ge=1)
+    """Maximum number of queued requests; further requests get 429."""
+    task: Annotated[Task | None, BeforeValidator(task_word)] = setting(None)
+    """Serve only this task: generate, embed, classify or score (two texts). Default: every task that the model and its
+    directory support.
+    """
+    chunked_prefill_size: Tokens | None = setting(None, "max-num-batched-tokens", ge=-1, common=True)
+    """Maximum prompt tokens per step. Longer prompts are computed in chunks, beside decoding requests; -1: never in
+    chunks. Default: 8192 on CUDA and 256 to 4096 on CPU, fewer for larger models.
+    """
+    max_prefill_tokens: Tokens = setting(16384, ge=1)
+    """Maximum prompt tokens per step without chunks; a longer prompt then runs alone."""
+    schedule_policy: str = setting("fcfs", "scheduling-policy", min_length=1, common=True)
+    """Order of queued requests, by plugin name. `fcfs`: first come; `lpm`: longest cached prefix; `lof`: longest
+    output; `priority`: as fcfs, and lower priorities are retracted.
+    """
+    processor: Annotated[str | None, BeforeValidator(none_word)] = setting("auto")
+    """Image processor, by plugin name. `auto`: the one for the model's architecture, if installed; `none`: text only,
+    without the vision tower.
+    """
+    max_image_patches: int | None = setting(None, ge=1)
+    """Maximum patches of one image, for which the vision tower's memory is planned; a larger image gets 400. Default:
+    what the image processor and --context-length allow.
+    """
+    speculator: Annotated[str | None, BeforeValidator(none_word)] = setting(None)
+    """Speculative decoding plugin. It drafts tokens, and the model verifies several per step; the output is unchanged.
+    `ngram` repeats what followed the same tokens before. On a GPU, drafts are verified only while that makes requests
+    faster. Default: none.
+    """
+    disable_radix_cache: bool = setting(False, common=True)
+    """Do not reuse cached prefixes."""
+    disable_cuda_graph: bool = setting(False, "enforce-eager")
+    """Launch each operation of a decode step separately instead of replaying CUDA graphs."""
+    disable_compile_ahead: bool = setting(False)
+    """Compile Triton kernels at their first launch instead of in parallel before the first step."""
+    wait_for_kernels: bool = setting(False)
+    """Report ready only when every graph is captured and every kernel compiled. No effect on CPU."""
+    disable_overlap_schedule: bool = setting(False)
+    """Read a step's tokens before launching the next step, instead of meanwhile."""
+    batch_invariant: bool = setting(False, "enable-deterministic-inference")
+    """Make a request's tokens bit-identical whatever the batch, the chunks of its prompt and the prefix cache. Slower;
+    startup fails if a part does not support it.
+    """
+    report_cache: bool = setting(False, has_flag=False)
+    """Tell what the prefix cache holds; set where a plugin observes it."""
+    overlap_on_cpu: bool = setting(False, has_flag=False)
+    """Overlap steps on CPU too: for tests, as it computes within the call and only delays the tokens."""
+    random_seed: int | None = setting(None, "seed", ge=0, lt=2**63)
+    """Seed for requests without one. Default: random."""
+    decode_log_interval: int = setting(40, ge=1)
+    """Decode steps between two log lines."""
+    num_threads: int | None = setting(None, ge=1)
+    """CPU threads of the engine. Default: one per 64 MiB of weights, at most all cores that the process or its
+    container has; all of them for steps with 128 tokens or more, unless threads spin (OMP_WAIT_POLICY). More threads
+    make short steps of a small model slower.
+    """
 
     @property
     def max_places(self) -> int:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr
+from pydantic import BeforeValidator, PrivateAttr, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import NoDecode
 
-from dovetail.base.settings import EngineSettings, Names, flag, none_word
+from dovetail.base.settings import EngineSettings, Names, Seconds, none_word, setting
 from dovetail.contracts.errors import ConfigError
 from dovetail.plugins.options import option_key
 
@@ -90,96 +90,45 @@ PluginName = Annotated[str | None, BeforeValidator(none_word)]
 class PluginSettings(EngineSettings):
     """An engine's settings, and which plugins stand before it."""
 
-    chat_template: str | None = Field(
-        None,
-        description="Chat template that replaces the model's own: a Jinja file, or the name of a built-in one such "
-        "as chatml or qwen3.",
-        json_schema_extra=flag(common=True),
-    )
-    reasoning_parser: PluginName = Field(
-        "auto",
-        description="Plugin that separates reasoning from content, such as qwen3; auto: selected by the model's "
-        "chat template; none: off.",
-        json_schema_extra=flag(common=True),
-    )
-    tool_call_parser: PluginName = Field(
-        "auto",
-        description="Plugin that parses the model's tool calls, such as hermes; auto: selected by the model's chat "
-        "template; none: off.",
-        json_schema_extra=flag("tool-parser", common=True),
-    )
-    grammar_backend: PluginName = Field(
-        "auto",
-        description="Plugin that enforces structured outputs; auto: selected per request; none: off.",
-        json_schema_extra=flag("guided-decoding-backend", common=True),
-    )
-    apis: Names = Field(
-        default_factory=list,
-        description="APIs to serve, by plugin name, comma-separated. Each one listed is served, so to add one such "
-        "as `ollama`, list the built-in three too.",
-        json_schema_extra=flag(),
-    )
-    logits_processors: Names = Field(
-        default_factory=list,
-        description="Logits processors that requests may use, by plugin name, comma-separated, such as "
-        "`no-repeat-ngram`.",
-        json_schema_extra=flag(),
-    )
-    strict_schema: bool = Field(
-        False,
-        description="Reject a `strict` JSON schema that cannot be enforced in full, instead of validating the output.",
-        json_schema_extra=flag(),
-    )
-    refuse_validate_only: bool = Field(
-        False,
-        description="Reject a JSON schema or tool for which only JSON syntax can be enforced, instead of validating "
-        "the output.",
-        json_schema_extra=flag(),
-    )
-    plugin: Names = Field(
-        default_factory=list,
-        description="Hook plugins to enable, comma-separated.",
-        json_schema_extra=flag(common=True),
-    )
-    plugin_file: Names = Field(
-        default_factory=list,
-        description="Python files with plugins, or directories with an __init__.py, comma-separated.",
-        json_schema_extra=flag(),
-    )
-    plugins_dir: Names = Field(
-        default_factory=list,
-        description="Directories of such files and directories; all their plugins are available by name. "
-        "Comma-separated.",
-        json_schema_extra=flag(),
-    )
-    plugin_deny: Names = Field(
-        default_factory=list,
-        description="Packages, or package:plugin, whose plugins are never imported, comma-separated.",
-        json_schema_extra=flag(),
-    )
-    plugin_allow: Names = Field(
-        default_factory=list,
-        description="The only packages, or package:plugin, allowed to provide plugins besides Dovetail's own.",
-        json_schema_extra=flag(),
-    )
-    plugins_locked: Path | None = Field(
-        None,
-        description="Lock file of `dovetail plugin lock`; plugins not listed in it as installed are rejected.",
-        json_schema_extra=flag(),
-    )
-    plugin_timeout: float = Field(
-        60.0,
-        ge=0,
-        le=86400,
-        allow_inf_nan=False,
-        description="Maximum time to import or start a plugin; 0: no limit.",
-        json_schema_extra=flag(),
-    )
-    plugins: PluginOptions = Field(
-        default_factory=dict,
-        description="Options of plugins: `--acme.top-k 5`, or a section `plugins: {acme: {top_k: 5}}` in the file.",
-        json_schema_extra={"flag": False},
-    )
+    chat_template: str | None = setting(None, common=True)
+    """Chat template that replaces the model's own: a Jinja file, or the name of a built-in one such as chatml or qwen3.
+    """
+    reasoning_parser: PluginName = setting("auto", common=True)
+    """Plugin that separates reasoning from content, such as qwen3; auto: selected by the model's chat template; none:
+    off.
+    """
+    tool_call_parser: PluginName = setting("auto", "tool-parser", common=True)
+    """Plugin that parses the model's tool calls, such as hermes; auto: selected by the model's chat template; none:
+    off.
+    """
+    grammar_backend: PluginName = setting("auto", "guided-decoding-backend", common=True)
+    """Plugin that enforces structured outputs; auto: selected per request; none: off."""
+    apis: Names = setting(default_factory=list)
+    """APIs to serve, by plugin name, comma-separated. Each one listed is served, so to add one such as `ollama`, list
+    the built-in three too.
+    """
+    logits_processors: Names = setting(default_factory=list)
+    """Logits processors that requests may use, by plugin name, comma-separated, such as `no-repeat-ngram`."""
+    strict_schema: bool = setting(False)
+    """Reject a `strict` JSON schema that cannot be enforced in full, instead of validating the output."""
+    refuse_validate_only: bool = setting(False)
+    """Reject a JSON schema or tool for which only JSON syntax can be enforced, instead of validating the output."""
+    plugin: Names = setting(default_factory=list, common=True)
+    """Hook plugins to enable, comma-separated."""
+    plugin_file: Names = setting(default_factory=list)
+    """Python files with plugins, or directories with an __init__.py, comma-separated."""
+    plugins_dir: Names = setting(default_factory=list)
+    """Directories of such files and directories; all their plugins are available by name. Comma-separated."""
+    plugin_deny: Names = setting(default_factory=list)
+    """Packages, or package:plugin, whose plugins are never imported, comma-separated."""
+    plugin_allow: Names = setting(default_factory=list)
+    """The only packages, or package:plugin, allowed to provide plugins besides Dovetail's own."""
+    plugins_locked: Path | None = setting(None)
+    """Lock file of `dovetail plugin lock`; plugins not listed in it as installed are rejected."""
+    plugin_timeout: Seconds = setting(60.0)
+    """Maximum time to import or start a plugin; 0: no limit."""
+    plugins: PluginOptions = setting(default_factory=dict, has_flag=False)
+    """Options of plugins: `--acme.top-k 5`, or a section `plugins: {acme: {top_k: 5}}` in the file."""
 
     _auto_notes: tuple[str, ...] = PrivateAttr(())
 

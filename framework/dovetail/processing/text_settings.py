@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 from pydantic_settings import NoDecode
 
-from dovetail.base.settings import flag
+from dovetail.base.settings import setting
 from dovetail.processing.plugin_settings import PluginSettings
 
 SamplingName = Literal["temperature", "top_p", "top_k", "min_p", "repetition_penalty"]
@@ -32,51 +32,24 @@ Sampling = Annotated[dict[SamplingName, float], NoDecode, BeforeValidator(read_o
 class TextSettings(PluginSettings):
     """Settings that the server, batches and `LLM` share."""
 
-    default_chat_template_kwargs: JsonObject = Field(
-        default_factory=dict,
-        description='Chat template variables as a JSON object, such as {"enable_thinking": false}; those of a '
-        "request override them.",
-        json_schema_extra=flag(),
-    )
-    compact_json: bool = Field(
-        False,
-        description="Generate JSON without whitespace between its tokens for requests with a schema, unless the "
-        "request sets it.",
-        json_schema_extra=flag("constrained-json-disable-any-whitespace"),
-    )
-    sampling_defaults: Literal["model", "openai"] = Field(
-        "model",
-        description="Source of sampling parameters that a request omits: the model's generation_config.json, or "
-        "OpenAI's defaults.",
-        json_schema_extra=flag(),
-    )
-    preferred_sampling_params: Sampling = Field(
-        default_factory=dict,
-        description="Sampling parameters for requests that omit them, as a JSON object; they override "
-        "--sampling-defaults.",
-        json_schema_extra=flag("override-generation-config"),
-    )
-    max_prompt_bytes: int | None = Field(
-        None,
-        ge=1,
-        le=1 << 34,
-        description="Maximum size of a prompt's text before tokenization. Default: 32 bytes per token of context.",
-        json_schema_extra=flag(),
-    )
-    max_logprobs: int = Field(
-        20,
-        ge=-1,
-        le=1 << 20,
-        description="Maximum top alternatives per token that a request may ask for; -1: the whole vocabulary.",
-        json_schema_extra=flag(),
-    )
-    max_tokens_beyond: Literal["clamp", "refuse"] | None = Field(
-        None,
-        description="Handling of a request for more tokens than the context holds after its prompt. `clamp`: end "
-        "the response with the context; `refuse`: 400. Default: clamp for chats, because agents ask for "
-        "32,000 tokens and more; refuse for /v1/completions, /v1/responses and /generate.",
-        json_schema_extra=flag(),
-    )
+    default_chat_template_kwargs: JsonObject = setting(default_factory=dict)
+    """Chat template variables as a JSON object, such as {"enable_thinking": false}; those of a request override them.
+    """
+    compact_json: bool = setting(False, "constrained-json-disable-any-whitespace")
+    """Generate JSON without whitespace between its tokens for requests with a schema, unless the request sets it."""
+    sampling_defaults: Literal["model", "openai"] = setting("model")
+    """Source of sampling parameters that a request omits: the model's generation_config.json, or OpenAI's defaults."""
+    preferred_sampling_params: Sampling = setting(..., "override-generation-config", default_factory=dict)
+    """Sampling parameters for requests that omit them, as a JSON object; they override --sampling-defaults."""
+    max_prompt_bytes: int | None = setting(None, ge=1, le=1 << 34)
+    """Maximum size of a prompt's text before tokenization. Default: 32 bytes per token of context."""
+    max_logprobs: int = setting(20, ge=-1, le=1 << 20)
+    """Maximum top alternatives per token that a request may ask for; -1: the whole vocabulary."""
+    max_tokens_beyond: Literal["clamp", "refuse"] | None = setting(None)
+    """Handling of a request for more tokens than the context holds after its prompt. `clamp`: end the response with the
+    context; `refuse`: 400. Default: clamp for chats, because agents ask for 32,000 tokens and more; refuse for
+    /v1/completions, /v1/responses and /generate.
+    """
 
 
 def template_switches(reasoning_effort: str | None, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:

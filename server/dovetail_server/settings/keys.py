@@ -5,54 +5,37 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import model_validator
 
-from dovetail.base.settings import flag
+from dovetail.base.settings import Settings, setting
 from dovetail_server.settings.types import ApiKey, ApiKeys
 
 
-class KeySettings(BaseModel):
+class KeySettings(Settings):
     """Keys, and what is open without one."""
 
-    api_key: ApiKeys = Field(
-        default_factory=list,
-        description="Key that every request must carry; repeatable. Prefer the environment (DOVETAIL_API_KEY, "
-        "comma-separated) or the file, because other users of the machine can read command lines.",
-        json_schema_extra=flag(common=True),
-    )
-    admin_api_key: ApiKey = Field(
-        None,
-        description="Key for /flush_cache, /start_profile and other admin routes; it opens everything else too.",
-        json_schema_extra=flag(),
-    )
-    resume_key: ApiKey = Field(
-        None,
-        description="Key shared by this server and its gateways, which lets them move a stream here from a crashed "
-        "server. Prefer the environment (DOVETAIL_RESUME_KEY).",
-        json_schema_extra=flag(),
-    )
-    keys_file: Path | None = Field(
-        None,
-        description="YAML file with hashes of keys, their roles, weights and limits; read again when it changes. "
-        "`dovetail hash-key` prints a key's hash.",
-        json_schema_extra=flag(),
-    )
-    isolate_prefix_cache: Literal["shared", "key"] = Field(
-        "shared",
-        description="`key`: no key reuses another key's cached prefixes. `shared`: all keys share the cache, which "
-        "is visible in `cached_tokens` and TTFT.",
-        json_schema_extra=flag(),
-    )
-    closed_probes: bool = Field(
-        False,
-        description="Require a key for /health, /readyz, /health_generate and /ping too; /livez never needs one.",
-        json_schema_extra=flag(),
-    )
-    open_metrics: bool = Field(
-        False,
-        description="Serve /metrics without a key, for a scraper that has none.",
-        json_schema_extra=flag(),
-    )
+    api_key: ApiKeys = setting(default_factory=list, common=True)
+    """Key that every request must carry; repeatable. Prefer the environment (DOVETAIL_API_KEY, comma-separated) or the
+    file, because other users of the machine can read command lines.
+    """
+    admin_api_key: ApiKey = setting(None)
+    """Key for /flush_cache, /start_profile and other admin routes; it opens everything else too."""
+    resume_key: ApiKey = setting(None)
+    """Key shared by this server and its gateways, which lets them move a stream here from a crashed server. Prefer the
+    environment (DOVETAIL_RESUME_KEY).
+    """
+    keys_file: Path | None = setting(None)
+    """YAML file with hashes of keys, their roles, weights and limits; read again when it changes. `dovetail hash-key`
+    prints a key's hash.
+    """
+    isolate_prefix_cache: Literal["shared", "key"] = setting("shared")
+    """`key`: no key reuses another key's cached prefixes. `shared`: all keys share the cache, which is visible in
+    `cached_tokens` and TTFT.
+    """
+    closed_probes: bool = setting(False)
+    """Require a key for /health, /readyz, /health_generate and /ping too; /livez never needs one."""
+    open_metrics: bool = setting(False)
+    """Serve /metrics without a key, for a scraper that has none."""
 
     @model_validator(mode="after")
     def check_distinct_keys(self) -> KeySettings:

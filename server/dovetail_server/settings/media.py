@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator
 from pydantic_settings import NoDecode
 
-from dovetail.base.settings import flag
+from dovetail.base.settings import Settings, setting
 from dovetail.processing.text_settings import read_object
 from dovetail_server.settings.types import Hosts
 
@@ -41,28 +41,16 @@ def check_folder(path: Path | None) -> Path | None:
 Limits = Annotated[dict[str, int], NoDecode, BeforeValidator(read_object), AfterValidator(check_limits)]
 
 
-class MediaSettings(BaseModel):
+class MediaSettings(Settings):
     """Images of requests."""
 
-    limit_mm_per_prompt: Limits = Field(
-        default_factory=lambda: {"image": MAX_IMAGES},
-        description='Maximum number of images in a request: {"image": N}; 0: none.',
-        json_schema_extra=flag(),
-    )
-    image_cache_bytes: int = Field(
-        512 << 20,
-        ge=0,
-        description="Maximum memory for decoded images that are kept for later requests; 0: none is.",
-        json_schema_extra=flag(),
-    )
-    allowed_media_domains: Hosts = Field(
-        default_factory=list,
-        description="Hosts whose images at http and https URLs are fetched, such as img.example.org,*.cdn.example, "
-        "comma-separated; * allows any. Only public addresses are connected to. Default: none.",
-        json_schema_extra=flag(),
-    )
-    allowed_local_media_path: Annotated[Path | None, AfterValidator(check_folder)] = Field(
-        None,
-        description="Directory below which images at file:// URLs are read. Default: none.",
-        json_schema_extra=flag(),
-    )
+    limit_mm_per_prompt: Limits = setting(default_factory=lambda: {"image": MAX_IMAGES})
+    """Maximum number of images in a request: {"image": N}; 0: none."""
+    image_cache_bytes: int = setting(512 << 20, ge=0)
+    """Maximum memory for decoded images that are kept for later requests; 0: none is."""
+    allowed_media_domains: Hosts = setting(default_factory=list)
+    """Hosts whose images at http and https URLs are fetched, such as img.example.org,*.cdn.example, comma-separated; *
+    allows any. Only public addresses are connected to. Default: none.
+    """
+    allowed_local_media_path: Annotated[Path | None, AfterValidator(check_folder)] = setting(None)
+    """Directory below which images at file:// URLs are read. Default: none."""
