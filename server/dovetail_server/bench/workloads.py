@@ -47,65 +47,21 @@ class Workload:
         return self.concurrency or 16
 
 
+def _load(name: str, about: str, num: int, streams: int, given: Span, made: Span, **more: Any) -> Workload:
+    """`num` requests, `streams` of them at once, with so many tokens in and out."""
+    return Workload(
+        name=name, about=about, num_prompts=num, concurrency=streams, input_len=given, output_len=made, **more
+    )
+
+
 STANDARD = (
-    Workload(
-        name="single",
-        about="one stream after another",
-        num_prompts=5,
-        concurrency=1,
-        input_len=(36, 36),
-        output_len=(512, 512),
-    ),
-    Workload(
-        name="c16",
-        about="16 streams",
-        num_prompts=64,
-        concurrency=16,
-        input_len=(512, 512),
-        output_len=(256, 256),
-    ),
-    Workload(
-        name="c64",
-        about="64 streams",
-        num_prompts=256,
-        concurrency=64,
-        input_len=(512, 512),
-        output_len=(256, 256),
-    ),
-    Workload(
-        name="c256",
-        about="256 streams",
-        num_prompts=1024,
-        concurrency=256,
-        input_len=(512, 512),
-        output_len=(256, 256),
-    ),
-    Workload(
-        name="prefix",
-        about="64 streams behind one prefix",
-        num_prompts=256,
-        concurrency=64,
-        input_len=(32, 32),
-        output_len=(64, 64),
-        shared_prefix_len=2048,
-    ),
-    Workload(
-        name="many",
-        about="5,000 short requests, whole replies",
-        num_prompts=5000,
-        concurrency=512,
-        input_len=(30, 50),
-        output_len=(128, 128),
-        stream=False,
-    ),
-    Workload(
-        name="long",
-        about="one long prompt after another",
-        num_prompts=3,
-        concurrency=1,
-        input_len=(16000, 16000),
-        output_len=(8, 8),
-    ),
+    _load("single", "one stream after another", 5, 1, (36, 36), (512, 512)),
+    _load("c16", "16 streams", 64, 16, (512, 512), (256, 256)),
+    _load("c64", "64 streams", 256, 64, (512, 512), (256, 256)),
+    _load("c256", "256 streams", 1024, 256, (512, 512), (256, 256)),
+    _load("prefix", "64 streams behind one prefix", 256, 64, (32, 32), (64, 64), shared_prefix_len=2048),
+    _load("many", "5,000 short requests, whole replies", 5000, 512, (30, 50), (128, 128), stream=False),
+    _load("long", "one long prompt after another", 3, 1, (16000, 16000), (8, 8)),
 )
 """What servers are compared by: one stream, many streams, a common prefix, a flood of short requests, a long prompt."""
 
@@ -137,16 +93,8 @@ LOGPROBS = {**USUAL, "logprobs": True, "top_logprobs": 5}
 
 def _of_user(name: str, about: str, streams: int, extra: Mapping[str, Any], beside: str | None = None) -> Workload:
     """256 tokens in and out for each stream; the first workload of the suite is sent to a server that is just ready."""
-    return Workload(
-        name=name,
-        about=about,
-        num_prompts=max(4, 4 * streams),
-        concurrency=streams,
-        input_len=(256, 256),
-        output_len=(256, 256),
-        extra=extra,
-        beside=beside,
-    )
+    num = max(4, 4 * streams)
+    return _load(name, about, num, streams, (256, 256), (256, 256), extra=extra, beside=beside)
 
 
 USER = (
@@ -172,15 +120,7 @@ USER = (
         output_len=(16, 256),
         extra=USUAL,
     ),
-    Workload(
-        name="long",
-        about="one long text after another",
-        num_prompts=3,
-        concurrency=1,
-        input_len=(16000, 16000),
-        output_len=(8, 8),
-        extra=USUAL,
-    ),
+    _load("long", "one long text after another", 3, 1, (16000, 16000), (8, 8), extra=USUAL),
     _of_user("later", "as `first`, a while later", 16, USUAL),
 )
 """What people do: chats, sampled, right after the start, with schemas, tools and penalties, at random moments."""
