@@ -5,64 +5,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
 from dovetail.sdk.formats.call_grammar import Tool, json_arguments, name_of
-from dovetail_parsers.families.headed_calls import Head, HeadedCalls
-from dovetail_parsers.tools.sections import Written, WrittenCalls
+from dovetail_parsers.tools.headed_sections import HeadedSection
+from dovetail_parsers.tools.sections import Written
 
-SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
-CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
 SEPARATOR = "<｜tool▁sep｜>"
 
 
-class DeepSeekCalls(WrittenCalls):
+class DeepSeekCalls(HeadedSection):
     """Calls of a head and JSON.
 
     Attributes:
-        head: Matches a call's head up to `stop`; its first group is the name.
-        stop: Text between head and arguments.
         written: What the template writes before name, between name and arguments, and behind them.
-        is_fenced: Whether the arguments stand in a fence, by which templates are told apart.
     """
 
-    head: ClassVar[re.Pattern[str]]
-    stop: ClassVar[str]
     written: ClassVar[tuple[str, str, str]]
-    is_fenced: ClassVar[bool]
-    trigger, around = SECTION[0], SECTION
-
-    def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
-        """Add the markers."""
-        inner = (CALL[0], SEPARATOR, CALL[1])
-
-        def body(new_call: NewCall) -> ToolBody:
-            return self._body(new_call, tools)
-
-        return replace(spec, tools=ToolFormat(*SECTION, body=body, before_start="", also=(CALL[0],), inner=inner))
+    start, end = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+    marks = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
+    also, inner = (marks[0],), (marks[0], SEPARATOR, marks[1])
+    trigger, around = start, (start, end)
 
     def call(self, tool: Tool) -> Written:
         """As the template writes it, in one section."""
         before, between, behind = self.written
-        return f"{CALL[0]}{before}{name_of(tool)}{between}", json_arguments(tool), f"{behind}{CALL[1]}"
-
-    def _body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
-        return HeadedCalls(
-            new_call,
-            read_head=self._read_head,
-            stops=(self.stop,),
-            begin=CALL[0],
-            end=CALL[1],
-            is_fenced=self.is_fenced,
-            tools=tools,
-        )
-
-    def _read_head(self, text: str) -> Head | None:
-        found = self.head.fullmatch(text)
-        return None if found is None else (found[1], None)
+        return f"{self.marks[0]}{before}{name_of(tool)}{between}", json_arguments(tool), f"{behind}{self.marks[1]}"
 
 
 class DeepSeekV3Tools(DeepSeekCalls):
@@ -82,7 +50,7 @@ class DeepSeekV3Tools(DeepSeekCalls):
     Defined by the `chat_template` of deepseek-ai/DeepSeek-R1-0528 and DeepSeek-V3-0324.
     """
 
-    head = re.compile(rf"(?:\s*\w*\s*{SEPARATOR})?\s*([\w.:/\-]+)[\s`]*")
+    head = re.compile(rf"(?:\s*\w*\s*{SEPARATOR})?\s*(?P<name>[\w.:/\-]+)[\s`]*")
     stop = "```json"
     written, between = (f"function{SEPARATOR}", "\n```json\n", "\n```"), "\n"
     is_fenced = True
@@ -100,7 +68,6 @@ class DeepSeekV31Tools(DeepSeekCalls):
     Defined by the `chat_template` of deepseek-ai/DeepSeek-V3.1.
     """
 
-    head = re.compile(r"\s*([\w.:/\-]+)\s*")
+    head = re.compile(r"\s*(?P<name>[\w.:/\-]+)\s*")
     stop = SEPARATOR
     written = ("", SEPARATOR, "")
-    is_fenced = False
