@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
-from dovetail.contracts.output import FormatSpec, NewCall, ToolBody, ToolFormat
+from dovetail.contracts.output import NewCall, ToolBody
 from dovetail.sdk.formats.call_grammar import Node, Tool, keyword_arguments, name_of
 from dovetail.sdk.formats.json_calls import JsonCalls
 from dovetail_parsers.families.pythonic_calls import PythonicCalls
 from dovetail_parsers.tools.either import Either
-from dovetail_parsers.tools.sections import Section, Written, WrittenCalls
+from dovetail_parsers.tools.sections import Section, Written
 
 TEXT = r"[ \t\r\n]*([^\[ \t\r\n](.|\n)*)?"
 """An answer that is no list."""
 
 
-class PythonicTools(WrittenCalls):
+class PythonicTools(Section):
     r"""`pythonic`: Llama 4, Llama 3.2 in its pythonic style, ToolACE and others.
 
     ```
@@ -31,18 +30,13 @@ class PythonicTools(WrittenCalls):
     Defined by Meta's model cards of Llama 4 (tool calling) and the model card of Team-ACE/ToolACE-2-8B.
     """
 
+    start, end, bare = "<|python_start|>", "<|python_end|>", "["
     trigger, around, between = "[", ("[", "]"), ", "
     answer: ClassVar[Node] = {"type": "regex", "pattern": TEXT}
 
-    def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
-        """Add the markers."""
-
-        def body(new_call: NewCall) -> ToolBody:
-            return PythonicCalls(new_call, tools)
-
-        return replace(
-            spec, tools=ToolFormat("<|python_start|>", "<|python_end|>", body=body, before_start="", bare="[")
-        )
+    def body(self, new_call: NewCall, tools: Sequence[Mapping[str, Any]]) -> ToolBody:
+        """Read Python calls."""
+        return PythonicCalls(new_call, tools)
 
     def call(self, tool: Tool) -> Written:
         """A call with keywords. With `auto`, an answer that begins with a bracket is a list of such calls."""

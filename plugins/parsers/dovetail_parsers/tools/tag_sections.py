@@ -260,3 +260,30 @@ class HunyuanTools(TagSection):
         facts = {"start": f"<tool_calls{word}>", "end": f"</tool_calls{word}>", "tags": tags, "inner": pieces}
         bound: type[HunyuanTools] = type(made, (type(self),), facts)
         return bound()
+
+
+class MiniMaxM2Tools(TagSection):
+    r"""`minimax-m2`: MiniMax-M2 and M2.1.
+
+    ```
+    <minimax:tool_call>
+    <invoke name="get_weather">
+    <parameter name="city">Paris</parameter>
+    </invoke>
+    </minimax:tool_call>
+    ```
+
+    One section holds all calls. Values are text; the tool's schema says which of them are not strings.
+
+    Defined by the `chat_template` and `docs/tool_calling_guide.md` of MiniMaxAI/MiniMax-M2.
+    """
+
+    start, end = "<minimax:tool_call>", "</minimax:tool_call>"
+    before = "\n"
+    tags = Tags(
+        call=('<invoke name="', '">'),
+        call_end="</invoke>",
+        key=('<parameter name="', '">'),
+        value_end="</parameter>",
+    )
+    also = (tags.call[0],)
