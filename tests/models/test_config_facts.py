@@ -20,8 +20,7 @@ from dovetail.plugins.config_facts import config_facts
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
 from dovetail.plugins.records import PluginRecord
-from dovetail.runtime.checkpoint.fit import check_fit
-from dovetail.runtime.checkpoint.folder import ModelFolder
+from dovetail.runtime.checkpoint.folder import ModelFolder, check_fit
 from dovetail.runtime.checkpoint.weight_match import match_weights
 from dovetail.runtime.checkpoint.weights import model_layers
 from dovetail.sdk.layers.plain import PLAIN

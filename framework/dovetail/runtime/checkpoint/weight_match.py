@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.model import WeightRule
-from dovetail.runtime.checkpoint.fit import Account
+from dovetail.runtime.checkpoint.folder import Account
 from dovetail.sdk.config import some
 from dovetail.sdk.layers.base import Layer, Slot
 

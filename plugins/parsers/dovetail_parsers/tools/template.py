@@ -14,9 +14,26 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec
-from dovetail.contracts.output import FormatSpec, TemplateView
+from dovetail.contracts.output import FormatSpec, TemplateView, TokenizerView
+from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
-from dovetail_parsers.derived.derive import Derived, call_lines, derive
+from dovetail_parsers.derived.derive import Derived, call_lines, derive, thinking_lines
+
+# `template`: whatever the model's chat template writes around thinking.
+
+
+class TemplateReasoning(ReasoningParser):
+    """Thinking where the template has it."""
+
+    def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
+        """Declare what was derived."""
+        found = derive(template)
+        is_silent = found.regions is not None and not found.regions.has("thinking")
+        return FormatSpec() if is_silent else found.spec()
+
+    def described(self, template: TemplateView) -> Mapping[str, str]:
+        """Say what was derived."""
+        return thinking_lines(derive(template))
 
 
 class TemplateTools(ToolParser):
