@@ -32,6 +32,10 @@ from dovetail.processing.tools import Tools
 from dovetail.text.parsing.stream import OutputStream
 
 # Outlines' output types, and the Python types they stand for, as request fields: for the offline `LLM`.
+#
+# Types of `outlines.types` are recognised by their form, so that nothing here imports outlines: `Regex`, `CFG`,
+# `JsonSchema`, terms such as `Choice`. Also a pydantic model, a dataclass or `TypedDict`, an `Enum`, `Literal[...]`,
+# `bool`, `int`, `float` and `dict`.
 
 
 def fields_of(output_type: Any) -> Mapping[str, Any]:

@@ -34,6 +34,10 @@ from dovetail_server.compat.environment import check as compat_environment
 from dovetail_server.settings.serve import ServeSettings
 
 # Options of plugins on the command line: `--acme.top-k 5`.
+#
+# The command line is read in two phases. Here, before any plugin is known, a flag with a dot is set aside with its
+# value as text. Once the plugins are chosen, `dovetail.processing.plan` asks their classes what options exist and of
+# what type.
 
 PLUGIN_FLAG = re.compile(r"--([A-Za-z0-9][\w-]*)\.([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from dovetail_server.storage.completions import CompletionKeeper
 
 # Calls what a view shows, in threads that nobody else needs: one that sleeps cannot be ended, only left behind.
+#
+# The event loop's own threads are few, and tokenizing, files and batches wait for them; at its end the process does,
+# too.
 
 MAX_AT_ONCE = 4
 GRACE_S = 2 * TICK_S

@@ -28,6 +28,10 @@ from dovetail.contracts.config import LayerSpec
 from dovetail_models.transformers.mixers import EmptyCache, cache_parameter, interval
 
 # Keeps transformers to its own code for layers that fold tokens into a state.
+#
+# Where one of these packages happens to be installed, transformers calls its kernels instead: other sums in another
+# order, and states that are written in place. The same model would give other answers on another machine, and copies of
+# states would not be what their requests computed.
 
 PACKAGES = ("fla", "mamba_ssm", "causal_conv1d")
 """Those that transformers looks for when it imports a model's code."""

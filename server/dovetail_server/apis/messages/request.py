@@ -28,6 +28,11 @@ from dovetail_server.apis.messages.turns import chat_messages
 if TYPE_CHECKING:
     from dovetail.processing.processor import Processor
 
+# Tools that Anthropic's API describes and the client runs: shell, editor and memory, by their types.
+#
+# A model that was not trained on them sees a function with their published input; its call is a `tool_use` as any
+# other.
+
 TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
 RANGE = {"type": "array", "items": NUMBER, "description": "First and last line; -1 is the last of the file."}
 BASH: JsonObject = {
