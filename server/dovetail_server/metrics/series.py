@@ -9,8 +9,8 @@ zero.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from dovetail.contracts.observers import LoadStats
 from dovetail_server.metrics.tally import CUT_OFF, Tally
@@ -128,6 +128,11 @@ def hit_rate(tally: Tally) -> float:
     return tally.num_cached_tokens / tally.num_prompt_tokens if tally.num_prompt_tokens else 0.0
 
 
+def aborted(tally: Tally) -> int:
+    """Return the choices that were aborted or cut off."""
+    return tally.finished["abort"] + tally.finished[CUT_OFF]
+
+
 def by_reason(tally: Tally) -> Values:
     """Return ended choices by reason; the usual ones are there from the start."""
     return {(reason,): tally.finished[reason] for reason in dict.fromkeys((*USUAL, *tally.finished))}
@@ -201,65 +206,60 @@ OWN = Style(
     ),
     {},
 )
+_OF_OWN = {series.name: series for series in OWN.series}
+
+
+def _as(name: str, own: str, **others: Any) -> Series:
+    """Give a number of our own a peer's name; `others` is what differs beside it."""
+    return replace(_OF_OWN[f"dovetail_{own}"], name=name, **{"text": f"As dovetail_{own}.", **others})
+
+
 VLLM = Style(
     (
-        Gauge("vllm:num_requests_running", "As dovetail_requests_running.", lambda load: load.num_running),
-        Gauge("vllm:num_requests_waiting", "As dovetail_requests_queued.", lambda load: load.num_queued),
-        Gauge("vllm:kv_cache_usage_perc", "As dovetail_kv_usage_ratio.", usage),
-        Gauge("vllm:spec_decode_num_draft_tokens", "As dovetail_drafted_tokens.", drafted, "counter"),
-        Gauge("vllm:spec_decode_num_accepted_tokens", "As dovetail_accepted_draft_tokens.", accepted, "counter"),
-        Count("vllm:prefix_cache_queries", "As dovetail_prompt_tokens.", lambda tally: tally.num_prompt_tokens),
-        Count("vllm:prefix_cache_hits", "As dovetail_cached_prompt_tokens.", lambda tally: tally.num_cached_tokens),
-        Count("vllm:num_preemptions", "As dovetail_retractions.", lambda tally: tally.num_retractions),
-        Count("vllm:prompt_tokens", "As dovetail_prompt_tokens.", lambda tally: tally.num_prompt_tokens),
-        Count("vllm:generation_tokens", "As dovetail_generation_tokens.", lambda tally: tally.num_generated_tokens),
-        Count("vllm:request_success", "As dovetail_choices_finished.", by_vllm_reason, ("finished_reason",)),
-        HistogramSpec(
-            "vllm:time_to_first_token_seconds", "As dovetail_time_to_first_token_seconds.", "first_token", VLLM_FIRST_S
-        ),
-        HistogramSpec("vllm:inter_token_latency_seconds", "As dovetail_inter_token_seconds.", "gap", VLLM_GAP_S),
+        _as("vllm:num_requests_running", "requests_running"),
+        _as("vllm:num_requests_waiting", "requests_queued"),
+        _as("vllm:kv_cache_usage_perc", "kv_usage_ratio"),
+        _as("vllm:spec_decode_num_draft_tokens", "drafted_tokens"),
+        _as("vllm:spec_decode_num_accepted_tokens", "accepted_draft_tokens"),
+        _as("vllm:prefix_cache_queries", "prompt_tokens"),
+        _as("vllm:prefix_cache_hits", "cached_prompt_tokens"),
+        _as("vllm:num_preemptions", "retractions"),
+        _as("vllm:prompt_tokens", "prompt_tokens"),
+        _as("vllm:generation_tokens", "generation_tokens"),
+        _as("vllm:request_success", "choices_finished", read=by_vllm_reason, labels=("finished_reason",)),
+        _as("vllm:time_to_first_token_seconds", "time_to_first_token_seconds", bounds=VLLM_FIRST_S),
+        _as("vllm:inter_token_latency_seconds", "inter_token_seconds", bounds=VLLM_GAP_S),
         HistogramSpec("vllm:time_per_output_token_seconds", "The older name of the same.", "gap", VLLM_GAP_S),
-        HistogramSpec("vllm:e2e_request_latency_seconds", "As dovetail_request_seconds.", "request", VLLM_REQUEST_S),
-        HistogramSpec("vllm:request_queue_time_seconds", "As dovetail_queue_seconds.", "queue", VLLM_REQUEST_S),
-        HistogramSpec("vllm:request_prefill_time_seconds", "As dovetail_prefill_seconds.", "prefill", VLLM_REQUEST_S),
-        HistogramSpec("vllm:request_decode_time_seconds", "As dovetail_decode_seconds.", "decode", VLLM_REQUEST_S),
+        _as("vllm:e2e_request_latency_seconds", "request_seconds", bounds=VLLM_REQUEST_S),
+        _as("vllm:request_queue_time_seconds", "queue_seconds", bounds=VLLM_REQUEST_S),
+        _as("vllm:request_prefill_time_seconds", "prefill_seconds", bounds=VLLM_REQUEST_S),
+        _as("vllm:request_decode_time_seconds", "decode_seconds", bounds=VLLM_REQUEST_S),
         HistogramSpec("vllm:request_inference_time_seconds", "Prefill and decode.", "inference", VLLM_REQUEST_S),
-        HistogramSpec("vllm:request_prompt_tokens", "As dovetail_request_prompt_tokens.", "prompt", TOKENS),
-        HistogramSpec("vllm:request_generation_tokens", "As dovetail_request_generation_tokens.", "output", TOKENS),
+        _as("vllm:request_prompt_tokens", "request_prompt_tokens"),
+        _as("vllm:request_generation_tokens", "request_generation_tokens"),
     ),
     {"engine": "0"},
 )
 SGLANG = Style(
     (
-        Gauge("sglang:num_running_reqs", "As dovetail_requests_running.", lambda load: load.num_running),
-        Gauge("sglang:num_queue_reqs", "As dovetail_requests_queued.", lambda load: load.num_queued),
-        Gauge("sglang:num_used_tokens", "As dovetail_kv_used_tokens.", lambda load: load.num_used_tokens),
-        Gauge("sglang:token_usage", "As dovetail_kv_usage_ratio.", usage),
-        Gauge("sglang:max_total_num_tokens", "As dovetail_kv_max_tokens.", lambda load: load.max_total_tokens),
-        Gauge("sglang:gen_throughput", "As dovetail_generation_tokens_per_second.", lambda load: load.gen_throughput),
+        _as("sglang:num_running_reqs", "requests_running"),
+        _as("sglang:num_queue_reqs", "requests_queued"),
+        _as("sglang:num_used_tokens", "kv_used_tokens"),
+        _as("sglang:token_usage", "kv_usage_ratio"),
+        _as("sglang:max_total_num_tokens", "kv_max_tokens"),
+        _as("sglang:gen_throughput", "generation_tokens_per_second"),
         Gauge("sglang:spec_accept_rate", "Right part of all drafted tokens since the engine started.", acceptance),
         Count("sglang:cache_hit_rate", "Cached part of all prompt tokens since the start.", hit_rate, kind="gauge"),
-        Count("sglang:prompt_tokens", "As dovetail_prompt_tokens.", lambda tally: tally.num_prompt_tokens),
-        Count("sglang:generation_tokens", "As dovetail_generation_tokens.", lambda tally: tally.num_generated_tokens),
-        Count("sglang:cached_tokens", "As dovetail_cached_prompt_tokens.", lambda tally: tally.num_cached_tokens),
-        Count("sglang:num_requests", "As dovetail_requests.", lambda tally: tally.num_requests),
-        Count(
-            "sglang:num_aborted_requests",
-            "Choices aborted or cut off.",
-            lambda tally: tally.finished["abort"] + tally.finished[CUT_OFF],
-        ),
-        Count("sglang:num_retracted_requests", "As dovetail_retractions.", lambda tally: tally.num_retractions),
-        HistogramSpec(
-            "sglang:time_to_first_token_seconds",
-            "As dovetail_time_to_first_token_seconds.",
-            "first_token",
-            SGLANG_FIRST_S,
-        ),
-        HistogramSpec("sglang:inter_token_latency_seconds", "As dovetail_inter_token_seconds.", "gap", SGLANG_GAP_S),
-        HistogramSpec("sglang:queue_time_seconds", "As dovetail_queue_seconds.", "queue", SGLANG_QUEUE_S),
-        HistogramSpec(
-            "sglang:e2e_request_latency_seconds", "As dovetail_request_seconds.", "request", SGLANG_REQUEST_S
-        ),
+        _as("sglang:prompt_tokens", "prompt_tokens"),
+        _as("sglang:generation_tokens", "generation_tokens"),
+        _as("sglang:cached_tokens", "cached_prompt_tokens"),
+        _as("sglang:num_requests", "requests"),
+        Count("sglang:num_aborted_requests", "Choices aborted or cut off.", aborted),
+        _as("sglang:num_retracted_requests", "retractions"),
+        _as("sglang:time_to_first_token_seconds", "time_to_first_token_seconds", bounds=SGLANG_FIRST_S),
+        _as("sglang:inter_token_latency_seconds", "inter_token_seconds", bounds=SGLANG_GAP_S),
+        _as("sglang:queue_time_seconds", "queue_seconds", bounds=SGLANG_QUEUE_S),
+        _as("sglang:e2e_request_latency_seconds", "request_seconds", bounds=SGLANG_REQUEST_S),
     ),
     {},
 )
