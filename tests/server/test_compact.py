@@ -8,7 +8,7 @@ from exchanges import error_of
 from harness import Harness
 from replies import strict
 
-from dovetail_server.apis.responses.sealed import unseal
+from dovetail_server.apis.responses.items import unseal
 
 ITEMS: list[dict[str, Any]] = [
     {"role": "user", "content": "First question"},

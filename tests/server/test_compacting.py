@@ -18,7 +18,7 @@ from websockets.sync.client import connect
 
 from dovetail.messages import Finish, Submit
 from dovetail_server.apis.responses.compaction import boundaries, plans_of
-from dovetail_server.apis.responses.sealed import Sealed, seal, unseal
+from dovetail_server.apis.responses.items import Sealed, seal, unseal
 
 LONG = "The first topic was a long story about foxes and dogs. " * 20
 OLD: list[dict[str, Any]] = [

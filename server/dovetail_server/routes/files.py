@@ -14,7 +14,7 @@ from starlette.responses import FileResponse, Response
 from dovetail.contracts.errors import RequestError
 from dovetail_server.errors.catalogue import ClientGoneError, from_validation
 from dovetail_server.openapi.document import FAILURES, json_route
-from dovetail_server.schema.files import PURPOSES, ExpiresAfter, FileDeleted, FileList, FileObject, FileUpload
+from dovetail_server.schema.batches import PURPOSES, ExpiresAfter, FileDeleted, FileList, FileObject, FileUpload
 from dovetail_server.state import ServerState, get_state
 
 router = APIRouter(tags=["files"])

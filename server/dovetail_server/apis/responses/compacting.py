@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from dovetail.contracts.errors import RequestError
 from dovetail_server.apis.responses import objects as ro
 from dovetail_server.apis.responses.compaction import CUT, Plan
-from dovetail_server.apis.responses.items import Item, decode_items, item_id
+from dovetail_server.apis.responses.items import Item, Sealed, decode_items, item_id, seal
 from dovetail_server.apis.responses.objects import response_usage
-from dovetail_server.apis.responses.sealed import Sealed, seal
 from dovetail_server.errors import catalogue as errors
 from dovetail_server.serving.choice import Choice, Step
 from dovetail_server.serving.common import check_not_aborted
