@@ -27,7 +27,7 @@ from dovetail.base.forks import ForkServer, ForkStartError, GoneError, receive
 from dovetail.contracts.errors import RequestError
 from dovetail.grammar.compile.memory import resident_bytes, return_large_blocks
 from dovetail_server.http.auth import NO_CALLER
-from dovetail_server.reading import tasks
+from dovetail_server.reading import context, tasks
 from dovetail_server.reading.child import NICE
 from dovetail_server.reading.pool import WorkerExchange
 from dovetail_server.reading.wire import LARGE, BodyJob, BodyResult
@@ -526,3 +526,13 @@ def test_pieces_are_known_to_later_bodies(salted: str, fresh: Harness, monkeypat
     monkeypatch.setattr("dovetail.processing.input.Preparation.rendered", rendered)
     do(jobs[0], lambda: json.dumps(body).encode(), text, Served(["tiny"], []), tasks.no_answer)  # type: ignore[arg-type]
     assert kept == [not salted]
+
+
+@pytest.mark.parametrize(("cores", "wanted"), [(1, 2), (11, 2), (16, 4), (128, 8)])
+def test_how_many_processes_read_follows_from_the_cores(
+    cores: int, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless somebody says, and none is a number, too."""
+    monkeypatch.setattr(context, "num_cores", lambda: cores)
+    assert context.num_processes(None) == wanted
+    assert [context.num_processes(asked) for asked in (0, 1, 256)] == [0, 1, 256]

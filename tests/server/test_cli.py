@@ -45,7 +45,7 @@ keep-alive-timeout kernels load-format log-format log-level log-requests log-slo
 keys-file isolate-prefix-cache
 max-tokens-beyond model-aliases unservable-tools unknown-fields
 max-batch-lines max-batch-requests max-body-bytes max-connections max-connections-per-address
-logits-processors max-logprobs max-file-bytes max-model-len max-num-batched-tokens max-num-seqs
+logits-processors max-image-patches max-logprobs max-file-bytes max-model-len max-num-batched-tokens max-num-seqs
 max-prefill-tokens max-prompt-bytes max-queued-bytes max-queued-requests max-queued-tokens
 max-running-requests max-storage-bytes max-total-tokens
 max-stored-responses max-stored-response-bytes stored-response-ttl

@@ -1,6 +1,7 @@
 """Llama 4, text: attention within chunks, every fourth layer sees all and does not rotate, experts weigh their input.
 
-Weights: as `Llama4ForCausalLM` of transformers writes them, or expert by expert, as quantised ones are. Source: the model's card and transformers' description.
+Weights: as `Llama4ForCausalLM` of transformers writes them, or expert by expert, as quantised ones are. Source: the
+model's card and transformers' description.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from dovetail.base.process_limits import num_cores
 from dovetail.base.supervisor import Supervisor
 from dovetail.contracts.api import Api, Route
 from dovetail.engine.client import EngineClient
@@ -41,6 +42,13 @@ the event loop would wait for every one of them, up to 5 ms each."""
 ROUND_S = 0.01
 """Time that preparing short requests may take in a round of the event loop: 256 of them at once took 0.2 s."""
 
+LEAST_PROCESSES, MOST_PROCESSES = 2, 8
+
+
+def num_processes(asked: int | None) -> int:
+    """Return how many processes read bodies: as asked for, or one for every four cores within bounds."""
+    return max(LEAST_PROCESSES, min(MOST_PROCESSES, num_cores() // 4)) if asked is None else asked
+
 
 class ReadingContext(ServingContext):
     """One per server. Used from its event loop only."""
@@ -54,7 +62,7 @@ class ReadingContext(ServingContext):
     ) -> None:
         """Start without processes: all bodies are read here until `ready_with` is called."""
         super().__init__(settings, engine, hooks, tasks)
-        self.bodies = BodyPool(settings.body_processes, settings.body_cpu_limit)
+        self.bodies = BodyPool(num_processes(settings.body_processes), settings.body_cpu_limit)
         """Reads large bodies, and whatever a checkpoint's template or tokenizer may take long for."""
         self._preparing = Turns(MAX_PREPARING)
         self.round_time = RoundTime(ROUND_S)
@@ -108,7 +116,7 @@ class ReadingContext(ServingContext):
             if settings.processor is None:
                 text.template.no_images = "this server was started with --processor none"
             return None
-        if not most or not settings.body_processes:
+        if not most or settings.body_processes == 0:
             flag = "--body-processes" if most else '--limit-mm-per-prompt {"image": 0}'
             text.template.no_images = f"this server reads no images ({flag})"
             text.images = None

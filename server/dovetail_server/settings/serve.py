@@ -89,9 +89,9 @@ class ServeSettings(KeySettings, MediaSettings, TextSettings, BaseSettings):
     """
     max_queued_bytes: int = setting(256 << 20, ge=1024, le=1 << 40)
     """Maximum total body size of running and queued requests; beyond it, requests get 429."""
-    body_processes: int = setting(2, ge=0, le=256)
-    """Number of processes that parse, template and tokenize request bodies over 64 KiB; each can be killed. 0: the
-    server process does it.
+    body_processes: int | None = setting(None, ge=0, le=256)
+    """Number of processes that parse, template and tokenize request bodies over 64 KiB, and read images; each can be
+    killed. Default: a quarter of the cores, 2 to 8. 0: the server process does it.
     """
     body_cpu_limit: float = setting(30.0, ge=0.1, le=86400, allow_inf_nan=False)
     """Maximum CPU time of such a process per request."""

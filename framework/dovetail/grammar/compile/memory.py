@@ -87,7 +87,8 @@ def keep_blocks() -> None:
         return
     mallopt(_M_MMAP_THRESHOLD, KEPT_BLOCKS)
     mallopt(_M_TRIM_THRESHOLD, KEPT_BLOCKS)
-    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
     if block := libc.malloc(size := KEPT_BLOCKS // 2):
         ctypes.memset(block, 1, size)
         libc.free(block)

@@ -8,7 +8,6 @@ import msgspec
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat, Dropped, JsonObject, Names, Request, Sampling, Tools
-from dovetail.processing.input import Preparation
 from dovetail.processing.refusals import unsupported, wrong
 from dovetail_server.apis.dropped import check_optional, renamed, servable
 from dovetail_server.apis.messages.editing import check_edits, edited
@@ -312,6 +311,8 @@ def count(text: Processor, body: CountTokensRequest) -> int:
     Raises:
         RequestError: See `count_tokens`.
     """
+    from dovetail.processing.input import Preparation  # not at the top: `--help` imports an API without its tokenizer
+
     request = Request(**prompt_of(body))
     body.messages.clear()  # each of a hundred thousand takes as much again as what it became
     return Preparation(text, request).count()
