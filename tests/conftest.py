@@ -450,6 +450,7 @@ LONG = (
     "tests/compat/test_sglang_frontend.py",
     "tests/layers/test_quant_benches.py",
     "tests/engine/test_poison_isolation.py",
+    "tests/warm/test_warm_starts.py",
 )
 """Files that take 20 s or more: begun last, one would keep a process busy while others have nothing to do."""
 
