@@ -75,12 +75,21 @@ def _job(session: pytest.Session, runs: list[tuple[str, list[list[str]]]]) -> in
         for number, stages in runs:
             failed: list[str] = []
             for tests in stages:
-                failed = failed or failing(session, number, [items[test] for test in tests if test in items])
+                failed = failed or failing(session, number, chosen(items, tests))
             # A test that fails without the mutant, too, has killed nothing.
             broken = failing(session, "none", [items[test] for test in failed])
             note("killers", number, *(test for test in failed if test not in broken))
     finally:
         os._exit(0)
+
+
+def chosen(items: dict[str, pytest.Item], tests: list[str]) -> list[pytest.Item]:
+    """Return tests by their names; all of a function of which no case has the name any more, since cases moved."""
+    found: dict[str, pytest.Item] = {}
+    for test in tests:
+        cases = [name for name in items if name.partition("[")[0] == test.partition("[")[0]]
+        found |= {name: items[name] for name in ([test] if test in items else cases)}
+    return list(found.values())
 
 
 def failing(session: pytest.Session, number: str, items: list[pytest.Item], limit_s: float = 240) -> list[str]:

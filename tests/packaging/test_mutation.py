@@ -143,3 +143,12 @@ def test_a_kill_counts_until_its_test_changes(guard: Any, tmp_path: Path, monkey
     assert entry["state"] == "survived"
     moved.unlink()
     assert guard.locate(entry["key"]) is None
+
+
+def test_a_case_that_moved_is_looked_for_in_all_of_its_function(guard: Any) -> None:
+    """The names of cases have their numbers; one that a neighbour's removal changed must not look like a loss."""
+    import switch
+
+    items: dict[str, Any] = {f"tests/t.py::{name}": name for name in ("a[0]", "a[1]", "b[0]", "b")}
+    for names, found in (("a[1]", ["a[1]"]), ("a[2] a[0] a[1]", ["a[0]", "a[1]"]), ("b", ["b"]), ("c[1]", [])):
+        assert switch.chosen(items, [f"tests/t.py::{name}" for name in names.split()]) == found
