@@ -72,13 +72,15 @@ class HoardingObserver(RequestObserver):
         self.began[event.number] = 0.0
 
 
-class RecentObserver(RequestObserver):
-    """Keeps the last few, which is no fault."""
+class RecentObserver(HoardingObserver):
+    """Forgets what has ended by its number, and keeps the last few, which is no fault."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.recent: deque[Any] = deque(maxlen=2000)
 
     def request_ended(self, event: Any) -> None:
+        self.began.pop(event.number, None)
         self.recent.append(event)
 
 
