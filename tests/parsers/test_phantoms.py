@@ -72,7 +72,7 @@ NAMED = [
         ("glm45", f"So{one}<tool_call>now</tool_call>{two}.")
         for one, two in (
             (':"', '"'), (',"', '"'), ('="', '"'), ("='", "'"), (" _\"", '"_'), ("said“", "”"), ("dit:«", "»"),
-            ("《", "》"), ("｢", "｣"), ("，＂", "＂"),
+            ("《", "》"), ("｢", "｣"), ("，＂", "＂"), (" بـ”", "”"), (" و»x ", "«"), (' ב"', '"'), ('a"', '"'),
         )
     ),
     # HTML's comments, blocks between three quotation marks, and what LaTeX prints as it stands.
@@ -288,7 +288,7 @@ def test_a_place_does_not_depend_on_chunks() -> None:
     """Of a text, where a marker may come that is asked for its place."""
     units = ["'", '"', "`", "```", "~~~", "\n", "\n\n", "<code>", "</code>", "<PRE>", ". ", ".", "x", " ", "    "]
     units += ["<!--", "-->", "\\verb|", "|", "\\begin{verbatim}", "\\end{verbatim}", '"""', "'''", "\\"]
-    units += ["f", "'n", "(", "\t", "\r\n", "> ", "- ", "1. ", "“", "”", "=", "<tool>", "#", "r>", "é", "9"]
+    units += ["f", "'n", "(", "ب", "ב", "\t", "\r\n", "> ", "- ", "1. ", "“", "”", "=", "<tool>", "#", "r>", "é", "9"]
     rng = random.Random(41)
     for _ in range(20_000):
         whole, cut = Place(), Place()

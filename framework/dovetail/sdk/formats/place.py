@@ -34,9 +34,9 @@ _SIGN = re.compile(f"[{_CLASS}]")
 _PART = re.compile(rf"\n|`+|~+|[<\\{_MARKS}]|[^{_CLASS}]+")
 _OPENERS = "“‘«‹„‚「『｢《〈〝"
 """Quotation marks that open also behind a word."""
-_BEHIND_WORD = re.compile(r"(?![\u2e80-\u9fff\uf900-\ufaff])(?:[^\W_]|[.!?)\]}>^]|[,;:](?=['’]))")
+_BEHIND_WORD = re.compile(r"(?![\u0600-\u06ff\u2e80-\u9fff\uf900-\ufaff])(?:[^\W_]|[.!?)\]}>^]|[,;:](?=['’]))")
 """Another quotation mark behind it opens nothing: it closes, or stands for a letter. Where no blanks are written
-between words, it opens."""
+between words, or not behind short ones as in Arabic, it opens."""
 _PREFIX = re.compile(r"[A-Za-z]\"\"\"|[bBfFrRuU]'''")
 """Three marks that open a string with a prefix of Python's, or another language's: `r\"\"\"`."""
 _PRIME = re.compile(r"[ \t(),.;:=+*/^-]")
@@ -163,13 +163,21 @@ class Place:
         in_fence = self._fence and not (self._closes or (self._is_blank and self._ends_quote))
         is_quote = ">" in self._lead and ">" in _LEAD.match(self._lead)[0]  # type: ignore[index]  # as in _take_lead
         quote = "" if self._may_be_apostrophe and self.last.endswith(_STOPS) else self._quote
-        is_within = self._span or self._opens or quote or self._element or self._raw
+        is_within = self._span or self._opens or quote or self._element or self._raw or self._opens_here
         return bool(is_code or is_within or in_fence or is_quote)
 
     def hold_call(self) -> None:
         """The tag of a call follows, which only is named: what it stands in ends where that is closed."""
+        if self._opens_here:
+            self._quote = _CLOSING.get(self.last, "")
         self._holds_call = bool(self._span or self._quote)
         self._is_kept = True
+
+    @property
+    def _opens_here(self) -> bool:
+        """Whether a mark behind a letter, which closes nothing, would quote what follows at once."""
+        letter, mark = self._inert[:1], self._inert[1:]
+        return self.last == mark not in _APOSTROPHES and letter.isalpha() and not (self._quote or self._span)
 
     @property
     def _is_deep(self) -> bool:
