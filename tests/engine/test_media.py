@@ -67,6 +67,7 @@ def test_the_model_gets_token_ids() -> None:
         ([span(2, 3, first=1)], "tokens for 1 to 4"),
         ([span(2, 3, first=-1)], "tokens for -1 to 2"),
         ([span(2, 3, digest=b"x")], "a digest of 1 bytes"),
+        ([span(0, 2), span(2, 3, name=2, num_patches=13)], "an image has 13 patches; at most 12 are possible here"),
         ([span(2, 3, grid=(1, 1, 4))], "of the last image, 3 embeddings have tokens"),
         ([span(2, 3, grid=(1, 1, 4)), span(6, 2, name=2)], "tokens for 0 to 2 after 3"),
         ([span(2, 2, grid=(1, 1, 4)), span(6, 2, name=2, first=2, grid=(1, 1, 4))], "tokens for 2 to 4 after 2"),
@@ -77,7 +78,7 @@ def test_the_model_gets_token_ids() -> None:
 )
 def test_spans_that_lie_are_refused(spans: list[MediaSpan], why: str) -> None:
     """Whatever a message says of images, it is refused or within the prompt and the image."""
-    assert why in str(fault(spans, 10, 8))
+    assert why in str(fault(spans, 10, 12))
 
 
 def test_right_spans_are_taken() -> None:

@@ -176,7 +176,7 @@ def test_pieces_change_nothing(kind: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert (found - whole).abs().max() <= 1e-5 * whole.abs().max()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.full)])
 @pytest.mark.parametrize("kind", WIDE)
 def test_the_plan_bounds_what_is_allocated(
     kind: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

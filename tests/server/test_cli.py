@@ -49,7 +49,7 @@ logits-processors max-image-patches max-logprobs max-file-bytes max-model-len ma
 max-prefill-tokens max-prompt-bytes max-queued-bytes max-queued-requests max-queued-tokens
 max-running-requests max-storage-bytes max-total-tokens
 max-stored-responses max-stored-response-bytes stored-response-ttl
-allowed-local-media-path allowed-media-domains image-cache-bytes limit-mm-per-prompt processor
+allowed-local-media-path allowed-media-domains image-cache-bytes limit-mm-per-prompt max-image-patches processor
 state-dtype mamba-ssm-dtype mamba-ssm-cache-dtype state-copies fold-replies
 kv-cache-dtype metrics-style min-body-rate min-free-disk-bytes mem-fraction-static model model-path num-threads
 page-size plugin plugin-allow plugin-deny plugin-file plugin-timeout quantization plugins-dir plugins-locked port
