@@ -101,11 +101,22 @@ class Forgets(Right):
         return "forgets"
 
 
+class Understates(Right):
+    """The bound is that of most images."""
+
+    def max_patches(self) -> int:
+        return self.side**2
+
+    def layout(self, width: int, height: int) -> ImageLayout:
+        return self.of(self.side + (height % 301 == 0))
+
+
 FAULTS = {
     "miscounts": (Miscounts, "test_layouts_are_sound", "embed_id stands 15 times in ids"),
     "rounds otherwise": (Counts32, "test_counts_equal_the_reference", "25 embeddings, 16 by the reference"),
     "remembers": (Remembers, "test_arrays_are_a_pure_function_of_the_image", "gives other arrays the second time"),
     "swaps colours": (Swaps, "test_arrays_equal_the_reference", "differs from the reference"),
+    "understates its bound": (Understates, "test_layouts_are_sound", "25 patches, max_patches 16"),
     "loops": (Loops, "test_a_layout_costs_the_same_for_large_images", "operations for 64 x 64"),
     "divides by nothing": (Divides, "test_extreme_sizes_are_served_or_refused", "layout raised ZeroDivisionError"),
     "trusts a file": (Trusts, "test_odd_values_are_served_or_refused", "from_config raised ValueError"),
