@@ -499,7 +499,15 @@ def test_more_tensors_than_any_model_has_are_refused(tmp_path: Path, monkeypatch
 
 SEES = replace(
     LLAMA_8B,
-    vision=VisionPart(embed_id=1, patches_per_token=4, width=1280, tensors="x", patch_numbers=13_000, other_numbers=9),
+    vision=VisionPart(
+        embed_id=1,
+        patches_per_token=4,
+        width=1280,
+        tensors="x",
+        patch_numbers=13_000,
+        piece_numbers=9,
+        piece_patches=8192,
+    ),
 )
 
 

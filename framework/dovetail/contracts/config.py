@@ -69,7 +69,8 @@ class VisionPart:
             chunks may end within images.
         patch_numbers: Numbers that `encode` holds at its peak for each patch of an image, its output included; one of
             four bytes counts as two. 0: 16 times `width`. The memory plan counts them for the largest image.
-        other_numbers: Numbers that it holds beside them however large an image is: of what is computed in pieces.
+        piece_numbers: Numbers that it holds beside them for each patch that is computed at once.
+        piece_patches: Patches of an image that are computed at once.
     """
 
     embed_id: int
@@ -79,7 +80,8 @@ class VisionPart:
     num_added: int = 0
     span_tokens: int = 0
     patch_numbers: int = 0
-    other_numbers: int = 0
+    piece_numbers: int = 0
+    piece_patches: int = 0
 
 
 Mixer = Literal["kv", "latent"]

@@ -21,7 +21,7 @@ from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import CausalLM, WeightRule
 from dovetail.sdk.layers.base import Layer
 from dovetail.sdk.layers.norm import RMSNorm
-from dovetail.sdk.layers.tower import PIECE, halves_rope, in_pieces, tower_context
+from dovetail.sdk.layers.tower import halves_rope, in_pieces, tower_context
 from dovetail.sdk.layers.transformer import ACTIVATIONS
 from dovetail_models.gemma4 import Gemma4Decoder, unit_rms
 from dovetail_models.gemma4_images import SOFT_TOKENS
@@ -250,7 +250,7 @@ class Gemma4_VL(SeeingModel):
         heads = facts["num_attention_heads"] * facts["head_dim"]
         found = super().tower_numbers(facts, hidden, merged)
         own = max(found["patch_numbers"], 4 * facts["hidden_size"] + 14 * heads)
-        return {"patch_numbers": own, "other_numbers": found["other_numbers"] + 2 * PIECE * facts["intermediate_size"]}
+        return {**found, "patch_numbers": own}
 
     @classmethod
     def tower_facts(cls, vision: Mapping[str, Any]) -> dict[str, Any]:

@@ -130,7 +130,8 @@ class SeeingModel(TextPart):
         output = -(-hidden * (1 + len(facts.get("added", ()))) // merged)
         layers = cls.layer_widths * width + 4 * width // heads + PLACES + output
         own = max(8 * pixels + 2 * width, layers, 5 * width + 4 * output) + pixels
-        return {"patch_numbers": own, "other_numbers": PIECE * (10 * width + 4 * facts[cls.inner_key])}
+        piece = max(6 * width, 4 * facts[cls.inner_key] - 5 * width)  # rotation in float32, or the MLP
+        return {"patch_numbers": own, "piece_numbers": piece, "piece_patches": PIECE}
 
     @classmethod
     def build(cls, config: ModelConfig, ctx: BuildContext) -> CausalLM:

@@ -113,7 +113,8 @@ def image_bytes(config: ModelConfig, item_bytes: int, patches: int, tokens: int)
 
 def tower_bytes(seen: VisionPart, item_bytes: int, patches: int) -> int:
     """Estimate what the vision tower holds at its peak for an image of so many patches; see the top of this file."""
-    return item_bytes * (patches * (seen.patch_numbers or TOWER_WIDTHS * seen.width) + seen.other_numbers)
+    own = patches * (seen.patch_numbers or TOWER_WIDTHS * seen.width)
+    return item_bytes * (own + min(patches, seen.piece_patches) * seen.piece_numbers)
 
 
 def sampling_bytes(config: ModelConfig, item_bytes: int, rows: int) -> int:
