@@ -132,6 +132,7 @@ def test_a_model_claims_it(name: str) -> None:
 
 FEW_EXPERTS = {"num_experts": 8, "moe_intermediate_size": 32}
 OTHERS = {"MistralForCausalLM": {}, "MixtralForCausalLM": {}, "Qwen3MoeForCausalLM": FEW_EXPERTS}
+OTHERS |= {name: {} for name in ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma4ForCausalLM")}
 """Models that claim it and do not take the kit at every run, with changes of their configurations."""
 
 
