@@ -16,7 +16,7 @@ from dovetail_server.apis.embeddings import serve as embeddings
 from dovetail_server.apis.embeddings.schema import EmbeddingRequest
 from dovetail_server.apis.loaded import generating
 from dovetail_server.apis.messages.batches import to_lines
-from dovetail_server.apis.messages.request import count_tokens
+from dovetail_server.apis.messages.count import count_tokens
 from dovetail_server.apis.messages.schema import CountTokensRequest
 from dovetail_server.apis.parsing import serve as parsing
 from dovetail_server.apis.parsing.schema import ParseFunctionCallRequest, SeparateReasoningRequest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -14,18 +14,12 @@ from dovetail_server.apis.messages.editing import check_edits, edited
 from dovetail_server.apis.messages.errors import NO_THREADS
 from dovetail_server.apis.messages.schema import (
     AnthropicTool,
-    CountTokensRequest,
     MessagesPrompt,
     MessagesRequest,
     MessagesThinking,
-    OriginalTokens,
-    TokenCount,
     ToolChoice,
 )
 from dovetail_server.apis.messages.turns import chat_messages
-
-if TYPE_CHECKING:
-    from dovetail.processing.processor import Processor
 
 # Tools that Anthropic's API describes and the client runs: shell, editor and memory, by their types.
 #
@@ -282,37 +276,3 @@ def chat_choice(choice: ToolChoice | None) -> Any:
 def response_format(schema: JsonObject) -> JsonObject:
     """Return a schema as the chat API's `response_format`: a format is a promise here, without a `strict`."""
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}
-
-
-# `/v1/messages/count_tokens`.
-
-encode = msgspec.json.encode
-
-
-def count_tokens(text: Processor, body: CountTokensRequest) -> bytes:
-    """Count the tokens of a prompt as `/v1/messages` would make it, and return the reply; CPU work.
-
-    One beyond the context is counted, too.
-
-    Raises:
-        RequestError: The prompt cannot be made, or is too big to look at.
-    """
-    check(body)
-    changed, applied = edited(body)
-    num = count(text, changed)
-    if applied is None:
-        return encode(TokenCount(num))
-    return encode(TokenCount(num, OriginalTokens(count(text, body) if applied else num)))
-
-
-def count(text: Processor, body: CountTokensRequest) -> int:
-    """Count the tokens of a prompt, and let its messages go.
-
-    Raises:
-        RequestError: See `count_tokens`.
-    """
-    from dovetail.processing.input import Preparation  # not at the top: `--help` imports an API without its tokenizer
-
-    request = Request(**prompt_of(body))
-    body.messages.clear()  # each of a hundred thousand takes as much again as what it became
-    return Preparation(text, request).count()
