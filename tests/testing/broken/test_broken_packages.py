@@ -221,7 +221,6 @@ def test_a_processor_that_brings_torch_is_named(dovetail_site: FakeSite) -> None
     assert "loading it imports torch" in report.failures.get("test_imports_no_torch", ""), report.text()
 
 
-@pytest.mark.full
 def test_a_kernel_set_that_brings_torch_is_named(dovetail_site: FakeSite) -> None:
     """What is asked on every device imports nothing that only one of them needs."""
     module = (
