@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dovetail.messages import BACKGROUND
+from dovetail_server.batches import runner
 
 from .conftest import CHAT, Api, jsonl, line
 
@@ -39,6 +40,15 @@ def test_a_batch_answers_every_line(api: Api) -> None:
     assert batch["usage"]["total_tokens"] == total > 0
     assert batch["created_at"] <= batch["in_progress_at"] <= batch["finalizing_at"] <= batch["completed_at"]
     assert batch["expires_at"] == batch["created_at"] + 86400
+
+
+def test_a_batch_begins_when_it_is_created(
+    make_harness: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And not when the server next looks for work of others."""
+    monkeypatch.setattr(runner, "POLL_S", 3600.0)
+    api = Api(make_harness(file_storage_path=tmp_path, min_free_disk_bytes=0))
+    assert api.run(line("a"))["status"] == "completed"
 
 
 def test_completions_too(api: Api) -> None:
