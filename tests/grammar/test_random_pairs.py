@@ -126,3 +126,12 @@ def test_what_allows_less_is_not_negated(
     found = enforced_alone(given, backends, vocabulary)
     assert not is_valid({"$schema": DRAFT, **given}, json.loads(invalid))
     assert found.enforcement != "full" or not found.accepts(invalid)
+
+
+@pytest.mark.parametrize("kinds", [["object", "null"], ["string", "object"]])
+def test_arguments_are_an_object(backends: dict[str, GrammarBackend], vocabulary: Vocabulary, kinds: list[str]) -> None:
+    """Whatever else a tool's schema allows: a client reads an object."""
+    given = {"type": kinds, "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    found = enforced_in_a_call(given, backends, vocabulary)
+    texts = ('{"a": 1}', "null", '"a"', "{}")
+    assert [found.accepts(BEGIN + text + END) for text in texts] == [True, False, False, False]

@@ -214,7 +214,7 @@ def _check_name(tool: Tool, name: str, *, is_read: bool) -> None:
     """Refuse a parameter whose name would be read back as another one, or as none."""
     if not is_read:
         text = f"tools: calls of this format cannot name the parameter {name!r} of {name_of(tool)!r}"
-        hint = "use letters, digits, '_', '-' and '.' in its name, or leave it out of a tool that is enforced"
+        hint = "use letters, digits, '_', '-' and '.', a letter first, or leave it out of a tool that is enforced"
         raise RequestError(f"{text}; {hint}", param="tools", code="unsupported_parameter")
 
 

@@ -33,7 +33,10 @@ def chosen(tools: Tools, choice: Any) -> Tools:
 def arguments_schema(tool: Mapping[str, Any]) -> Any:
     """Return the JSON schema of a tool's arguments, which are an object."""
     given = tool["function"].get("parameters")
-    return {"type": "object", **given} if given else {"type": "object", "properties": {}, "additionalProperties": False}
+    if not given:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    is_list = isinstance(given.get("type"), list) and "object" in given["type"]
+    return {"type": "object", **given, **({"type": "object"} if is_list else {})}
 
 
 def json_calls_grammar(
