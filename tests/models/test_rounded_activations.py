@@ -47,7 +47,7 @@ def test_a_checkpoint_says_it(kind: type[RoundsActivations], config: dict[str, A
     """And a user's word stands above it, where a method has the option."""
     found = kind(config, Stored({}, is_known=False))
     assert found.activations() == (torch.float8_e4m3fn if rounds else None)
-    if kind.Options is not None:
+    if kind.Options is Fp8Options:
         for wish, want in (("float8", torch.float8_e4m3fn), ("model", None)):
             chosen = type(kind.__name__, (kind,), {"options": Fp8Options(activations=wish)})  # type: ignore[arg-type]
             assert chosen(config, Stored({}, is_known=False)).activations() == want
