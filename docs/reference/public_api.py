@@ -17,9 +17,10 @@ from typing import Any
 
 import dovetail
 import dovetail_testing as testing
-from dovetail import contracts, plugins, sdk
+from dovetail import contracts, sdk
 from dovetail.plugins import KINDS, hookspecs
 from dovetail.plugins.kinds import SDK_API, SDK_MINOR
+from dovetail.plugins.registry import KindRegistry
 
 CONFORMANCE = tuple(name for name in testing.__all__ if name.endswith("Conformance"))
 KIT = (*CONFORMANCE, "FakeSite", "GrammarSample", "Sample", "check_class", "conformance_class", "run_conformance")
@@ -104,7 +105,7 @@ def lines() -> list[str]:
     for name in contracts.__all__:
         found[owner_of(name)].update(of_class("contracts", name, getattr(contracts, name)))
     found["hooks"].update(f"hooks.{name}{_signature(value)}" for name, value in hook_functions().items())
-    found["hooks"].update(of_class("plugins", "KindRegistry", plugins.registry.KindRegistry))
+    found["hooks"].update(of_class("plugins", "KindRegistry", KindRegistry))
     for home, name, value in sdk_names():
         found[SDK_OWNER].update(of_class(home, name, value))
     for name in KIT:
