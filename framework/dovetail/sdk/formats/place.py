@@ -176,8 +176,8 @@ class Place:
     @property
     def _opens_here(self) -> bool:
         """Whether a mark behind a letter, which closes nothing, would quote what follows at once."""
-        letter, mark = self._inert[:1], self._inert[1:]
-        return self.last == mark not in _APOSTROPHES and letter.isalpha() and not (self._quote or self._span)
+        is_mark = self.last == self._inert[1:] not in _APOSTROPHES
+        return is_mark and self._inert[:1].isalpha() and not (self._quote or self._span)
 
     @property
     def _is_deep(self) -> bool:

@@ -71,8 +71,7 @@ class SectionParser(IncrementalParser):
                 self._hold_again()
 
     def _pass_call(self, piece: str) -> list[Event]:
-        if not self._explained:
-            self.place.last = piece
+        self.place.last = self.place.last if self._explained else piece  # else what was read last, behind calls
         events = self._body.feed(piece) if self._body is not None else []
         if not (events or self._in_doubt):
             return []
@@ -200,7 +199,7 @@ class SectionParser(IncrementalParser):
             if isinstance(event, ToolStart):
                 self._flush_noise("")
                 self._explained, self.place = True, Place(behind_call=True)
-            elif isinstance(event, Malformed) and self._explained:
+            elif self._explained and isinstance(event, Malformed):
                 self.place.feed(event.text)
             self._event(event)
 
