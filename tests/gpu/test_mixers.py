@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -139,17 +140,21 @@ def test_decoded_tokens_are_folded_as_defined(dtype: torch.dtype, num: int) -> N
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """By kind, few layers of the widths that are published."""
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes few layers of a kind, of the widths that are published; one that transformers lacks fails alone."""
     widths = {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 128}
-    made = {kind: tmp_path_factory.mktemp(kind) for kind in (DENSE, SPARSE)}
-    for kind, folder in made.items():
-        make_delta(folder, kind, **widths, linear_value_head_dim=128, head_dim=128, hidden_size=256,
-                   max_position_embeddings=8192, initializer_range=0.05)  # fmt: skip
-    for kind in OTHERS:
-        made[kind] = tmp_path_factory.mktemp(kind)
-        make = make_delta if kind == "olmo_hybrid" else make_mamba
-        make(made[kind], kind, max_position_embeddings=8192)
+
+    @cache
+    def made(kind: str) -> Path:
+        folder = tmp_path_factory.mktemp(kind)
+        if kind in (DENSE, SPARSE):
+            make_delta(folder, kind, **widths, linear_value_head_dim=128, head_dim=128, hidden_size=256,
+                       max_position_embeddings=8192, initializer_range=0.05)  # fmt: skip
+        else:
+            make = make_delta if kind == "olmo_hybrid" else make_mamba
+            make(folder, kind, max_position_embeddings=8192)
+        return folder
+
     return made
 
 
@@ -166,11 +171,11 @@ def told(deltas: Sequence[TokenDelta]) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", [DENSE, SPARSE, *OTHERS])
-def test_an_engine_says_what_one_on_the_cpu_says(kind: str, folders: dict[str, Path]) -> None:
+def test_an_engine_says_what_one_on_the_cpu_says(kind: str, folder_of: Callable[[str], Path]) -> None:
     """In float32, graphs and cached states: the tokens of plain torch, and its log probabilities to 1e-3."""
     prompts, params = prompts_of(12), SamplerParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
     ahead: dict[str, Any] = {"device": "cuda", "disable_compile_ahead": False}  # one by one takes minutes
-    folder, ways = folders[kind], [ahead, {**ahead, "chunked_prefill_size": 128, "max_running_requests": 3}]
+    folder, ways = folder_of(kind), [ahead, {**ahead, "chunked_prefill_size": 128, "max_running_requests": 3}]
     want = generate(folder, prompts, params, model_impl="dovetail")
     # Experts on CUDA choose their kernels by rows: with them, the flag is refused.
     has_experts = kind in (SPARSE, "lfm2_moe", "jamba", "kimi_linear", "bailing_hybrid")
@@ -184,12 +189,12 @@ def test_an_engine_says_what_one_on_the_cpu_says(kind: str, folders: dict[str, P
 
 
 @pytest.mark.parametrize("kernels", ["auto", "plain"])
-def test_a_reply_has_the_same_bits_in_any_company(kernels: str, folders: dict[str, Path]) -> None:
+def test_a_reply_has_the_same_bits_in_any_company(kernels: str, folder_of: Callable[[str], Path]) -> None:
     """In bfloat16 with `--batch-invariant`: alone, beside 40 others in graphs, in chunks, behind cached states.
 
     Plain torch reads on the host which tokens are whose: no step of it is recorded.
     """
-    folder, prompts = folders[DENSE], prompts_of(40 if kernels == "auto" else 5)
+    folder, prompts = folder_of(DENSE), prompts_of(40 if kernels == "auto" else 5)
     params = SamplerParams(temperature=0, max_tokens=32, ignore_eos=True, logprobs=1)
     settings: dict[str, Any] = {
         "device": "cuda",
@@ -215,7 +220,9 @@ def test_a_reply_has_the_same_bits_in_any_company(kernels: str, folders: dict[st
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_states_in_fewer_bits_have_the_same_bits_behind_a_cached_prefix(dtype: str, folders: dict[str, Path]) -> None:
+def test_states_in_fewer_bits_have_the_same_bits_behind_a_cached_prefix(
+    dtype: str, folder_of: Callable[[str], Path]
+) -> None:
     """In graphs, some behind cached states, against eager steps that look for none; others than in float32."""
     prompts, params = prompts_of(8), SamplerParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
     settings: dict[str, Any] = {
@@ -228,7 +235,7 @@ def test_states_in_fewer_bits_have_the_same_bits_behind_a_cached_prefix(dtype: s
         {},
     ]
     graphs, eager, wide = (
-        [told(one) for one in generate(folders[DENSE], prompts, params, **settings, **way)] for way in ways
+        [told(one) for one in generate(folder_of(DENSE), prompts, params, **settings, **way)] for way in ways
     )
     assert (
         max(abs(a - b) for one, two in zip(graphs, eager, strict=True) for a, b in zip(one, two, strict=True)) <= 2e-6
