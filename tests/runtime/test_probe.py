@@ -13,10 +13,12 @@ from torch import Tensor
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.contracts.kernels import Ask, Claim, KernelSet
+from dovetail.runtime.kernels.attempts import ROWS
 from dovetail.runtime.kernels.binding import LoadedSet
 from dovetail.runtime.runner import ModelRunner
 from dovetail.runtime.start import probe
 from dovetail.sdk.layers.embedding import LMHead
+from dovetail.sdk.layers.ops.reference import rms_norm
 from dovetail_models.llama import DenseDecoder, Llama
 from dovetail_models.transformers import TransformersModel
 from dovetail_testing.engine import make_core
@@ -111,7 +113,12 @@ def test_a_kernel_that_fails_ends_the_start_with_its_set(folder: Path, monkeypat
             return Claim(ask.rows) if ask.op == "rms_norm" else "no"
 
         def make(self, ask: Ask) -> Any:
-            return lambda *operands: operands[0].no_such_thing
+            return fails_late
+
+    def fails_late(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if len(x) != ROWS:  # each kernel of a package is tried with so many
+            raise AttributeError("no_such_thing")
+        return rms_norm(x, weight, eps)
 
     swift = LoadedSet("swift", "kernels 'swift' of dovetail-swift 1", Raises(), True)
     monkeypatch.setattr("dovetail.runtime.start.check.load_sets", lambda plugins: [swift])

@@ -371,7 +371,7 @@ def test_so_many_processes_wait_as_may_work(make_harness: Callable[..., Harness]
     with ThreadPoolExecutor(8) as threads:
         replies = list(threads.map(lambda _: harness.post(CHAT, say(PAD)), range(8)))
     assert {reply.status_code for reply in replies} == {200}
-    harness.eventually(lambda: 1 <= len(copies(harness)) <= harness.state.settings.body_processes)
+    harness.eventually(lambda: 1 <= len(copies(harness)) <= context.num_processes(None))
 
 
 def test_a_body_that_comes_while_a_process_is_started_ahead_takes_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
