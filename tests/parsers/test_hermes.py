@@ -90,6 +90,15 @@ def test_what_follows_a_call_in_its_section_is_content(body: str, content: str) 
         assert rest.strip() == content.strip()
 
 
+@pytest.mark.parametrize(
+    ("end", "content"), [('"what"', '"what"'), ("'what' ", "'what'"), ('"argum', None), ('"arguments"', None)]
+)
+def test_a_key_that_ends_a_section_is_content_unless_it_begins_one_of_a_call(end: str, content: str | None) -> None:
+    """With its quotes, whether or not a colon was to come."""
+    for size in (1, 1 << 20):
+        assert parse(f'{{"name": "f", {end}', size=size) == ([("f", "")], content)
+
+
 def test_arguments_stream_while_they_are_written(tokenizer: Tokenizer) -> None:
     """The name is out before the arguments, each token of the arguments at once, the last brace when it comes."""
     parser = FormatParser(HermesTools().extend(FormatSpec(), []), tokenizer)

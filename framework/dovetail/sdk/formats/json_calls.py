@@ -132,7 +132,7 @@ class JsonCalls(ToolBody):
     def _end_cut_call(self, *, complete: bool) -> None:
         if self._at == "stream":
             self._pass_on(self._value.rest())
-        elif self._at in ("buffer", "key_text"):
+        elif self._at in ("buffer", "key_text", "colon"):
             text = "".join(self._buffer) + self._value.rest()
             if self._at == "buffer" and self._key in self._arguments_keys and not self._has_arguments:
                 self._pass_on(text)
@@ -142,9 +142,9 @@ class JsonCalls(ToolBody):
 
     def _is_kept(self, text: str, *, complete: bool) -> bool:
         """Whether a key or value at the end of a section is text that no call explains."""
-        if self._at != "key_text":
+        if self._at == "buffer":
             return complete
-        return not self._begins_key(text[1:]) if complete else _NO_KEY.search(text) is not None
+        return not self._begins_key(text.strip("\"'")) if complete else _NO_KEY.search(text) is not None
 
     def _begins_key(self, text: str) -> bool:
         """Whether a text is the beginning of a key of calls."""
