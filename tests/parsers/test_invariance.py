@@ -56,6 +56,15 @@ def test_a_marker_that_is_read_twice_counts_twice() -> None:
     assert as_text[:3] == ("so<|START_ACTION|><|tool_call_begin|>", None, [("id", "find", "{}")])
 
 
+def test_a_key_that_names_a_call_leaves_no_text_behind() -> None:
+    """Where the section ends before the key's colon, there is a call without arguments and nothing else."""
+    spec = next(p for p in pairs() if p.name == "qwen3 + apertus").spec
+    text = '<|tools_prefix|>[{"get_weather"'
+    for chunks in ([text], [*text]):
+        _, content, calls, *_ = output_pairs.outcome(output_pairs.Given(spec, None, None, "stop"), chunks)
+        assert (content, calls) == (None, [("id", "get_weather", "")])
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

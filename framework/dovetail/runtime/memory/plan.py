@@ -239,9 +239,9 @@ def plan_memory(
         context_len=context,
         step_tokens=tokens,
         max_running_requests=rows,
-        state_copies=_state_copies(settings, config),
         image_patches=patches,
         image_bytes=image_bytes(config, item, patches, tokens),
+        state_copies=_state_copies(settings, config),
     )
     if device.left is None and weight_bytes > device.free:
         raise ConfigError(_does_not_fit(plan))

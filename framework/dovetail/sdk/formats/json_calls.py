@@ -136,8 +136,8 @@ class JsonCalls(ToolBody):
             text = "".join(self._buffer) + self._value.rest()
             if self._at == "buffer" and self._key in self._arguments_keys and not self._has_arguments:
                 self._pass_on(text)
-            elif self._is_kept(text, complete=complete):
-                self._out.append(Malformed("tool_call", "".join(self._raw).strip(_SEPARATORS)))
+            elif (raw := "".join(self._raw).strip(_SEPARATORS)) and self._is_kept(text, complete=complete):
+                self._out.append(Malformed("tool_call", raw))  # none is left where the key is the call's name
         self._out.append(ToolEnd(self._call or 0))
 
     def _is_kept(self, text: str, *, complete: bool) -> bool:
