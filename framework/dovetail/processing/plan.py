@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -118,7 +119,11 @@ def plan_plugins(
 def warn_of_private_imports(registry: Registry, plan: PluginPlan) -> None:
     """Say in the log which packages import what any release may move: they work now, and may not after an upgrade."""
     records = [registry.resolve(planned.kind, planned.qualified) for planned in plan.plugins if planned.distribution]
-    strangers = {record.distribution: record for record in records if not record.builtin}
+    strangers = {
+        (record.distribution, record.file or re.split("[.:]", record.target)[0]): record
+        for record in records
+        if not record.builtin
+    }
     if not strangers:
         return
     from dovetail.plugins.core_imports import ADVICE, private_imports
