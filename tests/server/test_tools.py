@@ -61,6 +61,8 @@ def prompt_of(harness: Harness) -> str:
         ({"tools": [tool(), tool("f", {"properties": 3})]}, "tools[1].function.parameters"),
         ({"tools": [tool(parameters={"required": "city"})], "tool_choice": "none"}, "tools[0].function.parameters"),
         ({"functions": [{"name": "f", "parameters": {"type": 3}}]}, "functions[0].parameters"),
+        ({"tools": [tool(parameters={"type": "string"})], "tool_choice": "required"}, "tools"),
+        ({"tools": [tool(parameters={"type": ["array", "null"]})], "tool_choice": "required"}, "tools"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),

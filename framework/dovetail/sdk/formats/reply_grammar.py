@@ -31,12 +31,22 @@ def chosen(tools: Tools, choice: Any) -> Tools:
 
 
 def arguments_schema(tool: Mapping[str, Any]) -> Any:
-    """Return the JSON schema of a tool's arguments, which are an object."""
+    """Return the JSON schema of a tool's arguments, which are an object.
+
+    Raises:
+        RequestError: It admits none.
+    """
     given = tool["function"].get("parameters")
     if not given:
         return {"type": "object", "properties": {}, "additionalProperties": False}
-    is_list = isinstance(given.get("type"), list) and "object" in given["type"]
-    return {"type": "object", **given, **({"type": "object"} if is_list else {})}
+    kinds = given.get("type", "object")
+    if isinstance(kinds, list) and "object" in kinds:
+        return {**given, "type": "object"}
+    if kinds and kinds != "object" and isinstance(kinds, (str, list)):
+        text = f"tools: the arguments of {tool['function']['name']!r} have the type {json.dumps(kinds)}"
+        hint = "arguments are an object: give 'type': 'object', and what it holds in 'properties'"
+        raise RequestError(f"{text}; {hint}", param="tools", code="invalid_value")
+    return {"type": "object", **given}
 
 
 def json_calls_grammar(
