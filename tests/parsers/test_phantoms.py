@@ -72,7 +72,7 @@ NAMED = [
         ("glm45", f"So{one}<tool_call>now</tool_call>{two}.")
         for one, two in (
             (':"', '"'), (',"', '"'), ('="', '"'), ("='", "'"), (" _\"", '"_'), ("said“", "”"), ("dit:«", "»"),
-            ("《", "》"), ("｢", "｣"), ("，＂", "＂"), (" بـ”", "”"), (" و»x ", "«"), (' ב"', '"'), ('a"', '"'),
+            ("《", "》"), ("｢", "｣"), ("，＂", "＂"), (" بـ”", "”"), (" و»x ", "«"), (' ב"', '"'),
         )
     ),
     # HTML's comments, blocks between three quotation marks, and what LaTeX prints as it stands.
@@ -257,6 +257,17 @@ def test_what_is_named_behind_calls_is_text(name: str, tokenizer: Tokenizer) -> 
         "<!-- `x -->\n",
         'So <!-- and \\begin{verbatim} or """ and\n',
         "So \"\"\"x\"\"\" and '''y'''. ",
+        # A quotation of several lines or with another in it, and a mark that nothing opened.
+        '"One\ntwo"',
+        "So “one\n\ntwo”",
+        "«un\ndeux »",
+        "„Eins\nzwei“",
+        '"One\n"Two"',
+        '"שלום\nעולם"',
+        'قال "نعم\nلا"',
+        "“a “b” c”",
+        'She said "it\'s 5" long"',
+        'So"',
         '"""A "x" and `y.\n\n"""\n',
         "\\begin{verbatim}\n```\n\\end{verbatim}\n",
         "So \\verb|`| or \\verb and \\begin{document}\n",

@@ -20,6 +20,8 @@ _CLOSING = {
 """What closes what a quotation mark opens, in the same line."""
 _APOSTROPHES = ("'", "’")
 """What closes a quotation, unless what opened it stands for a letter: the '90s."""
+_STRAIGHT, _BEFORE_QUOTED = ('"', "″", "＂"), (*"([{<=:",)
+"""Marks that open and close; what one that closes does not stand behind, nor behind a blank."""
 _STOPS = tuple(".!?…")
 _SENTENCE = re.compile(r"[.!?…]\s")
 _MARKS = "".join(sorted(set("".join((*_CLOSING, *_CLOSING.values())))))
@@ -79,7 +81,7 @@ class Place:
 
     __slots__ = (
         "_attribute", "_behind", "_closes", "_element", "_fence", "_has_text", "_holds_call", "_in_quote", "_inert",
-        "_is_blank", "_is_code", "_is_doubled", "_is_fresh", "_is_info", "_is_kept", "_is_prime", "_lead",
+        "_is_blank", "_is_code", "_is_doubled", "_is_fresh", "_is_info", "_is_kept", "_is_prime", "_lead", "_left",
         "_mark_begins", "_may_indent", "_opens", "_quote", "_raw", "_raw_end", "_run", "_span", "_tag", "_tag_begins",
         "last",
     )  # fmt: skip
@@ -114,6 +116,8 @@ class Place:
         """Whether an indented line is code: it begins the text, or follows an empty line, or a line of such code."""
         self._holds_call = False
         """Whether the code or quotation that is open within the line holds the tag of a call."""
+        self._quote = self._left = ""
+        """What closes the quotation that an earlier line opened, and no line has closed."""
         self._new_line()
 
     def _new_line(self) -> None:
@@ -125,6 +129,8 @@ class Place:
         if not self._holds_call:
             self._span = 0
             """Backticks of the code that is open in this line."""
+            if self._quote and self._quote not in _APOSTROPHES:
+                self._left = self._quote
             self._quote = ""
             """What closes the quotation that is open in this line."""
         self._attribute = ""
@@ -175,9 +181,9 @@ class Place:
 
     @property
     def _opens_here(self) -> bool:
-        """Whether a mark behind a letter, which closes nothing, would quote what follows at once."""
+        """Whether a mark that closes nothing would quote what follows: Hebrew writes short words together."""
         is_mark = self.last == self._inert[1:] not in _APOSTROPHES
-        return is_mark and self._inert[:1].isalpha() and not (self._quote or self._span)
+        return is_mark and "א" <= self._inert[:1] <= "ת" and not (self._quote or self._span)
 
     @property
     def _is_deep(self) -> bool:
@@ -333,12 +339,20 @@ class Place:
             return
         elif self._is_doubled and mark == self.last and mark in "\"'":
             self._open_raw(3 * mark, True, self._mark_begins)
+        elif mark in self._left and self._closes_left(mark):
+            self._left = self._inert = ""
         elif mark in _OPENERS or not self._is_inert(mark):
+            self._left = ""
             self._quote, self._is_doubled, self._mark_begins = _CLOSING.get(mark, ""), False, self._is_blank
             self._behind = ""
         elif _PREFIX.fullmatch(self._inert) is not None:
             self._open_raw(3 * mark, True, False)
             self._is_prime = bool(self._raw) and mark == "'"
+
+    def _closes_left(self, mark: str) -> bool:
+        """Whether a mark that may close what an earlier line opened does so, and opens nothing itself."""
+        before = self.last[-1:]
+        return mark not in _STRAIGHT or not (before.isspace() or before in _BEFORE_QUOTED)
 
     def _is_inert(self, mark: str) -> bool:
         """Whether a mark opens nothing: it stands behind a word, or behind such a mark, as for inches."""
