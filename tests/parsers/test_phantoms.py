@@ -268,6 +268,11 @@ def test_what_is_named_behind_calls_is_text(name: str, tokenizer: Tokenizer) -> 
         "“a “b” c”",
         'She said "it\'s 5" long"',
         'So"',
+        # Strings of several lines that begin within one.
+        'x = f"""a\nb"""\n',
+        "r'''a\n\nb''' ",
+        'x = """a\nb"""\n',
+        'print("""a\n""")\n',
         '"""A "x" and `y.\n\n"""\n',
         "\\begin{verbatim}\n```\n\\end{verbatim}\n",
         "So \\verb|`| or \\verb and \\begin{document}\n",

@@ -82,6 +82,7 @@ class Place:
     __slots__ = (
         "_attribute", "_behind", "_closes", "_element", "_fence", "_has_text", "_holds_call", "_in_quote", "_inert",
         "_is_blank", "_is_code", "_is_doubled", "_is_fresh", "_is_info", "_is_kept", "_is_prime", "_lead", "_left",
+        "_left_raw",
         "_mark_begins", "_may_indent", "_opens", "_quote", "_raw", "_raw_end", "_run", "_span", "_tag", "_tag_begins",
         "last",
     )  # fmt: skip
@@ -116,8 +117,8 @@ class Place:
         """Whether an indented line is code: it begins the text, or follows an empty line, or a line of such code."""
         self._holds_call = False
         """Whether the code or quotation that is open within the line holds the tag of a call."""
-        self._quote = self._left = ""
-        """What closes the quotation that an earlier line opened, and no line has closed."""
+        self._quote = self._left = self._left_raw = ""
+        """What closes the quotation, and the text that is printed as it stands, that an earlier line opened."""
         self._new_line()
 
     def _new_line(self) -> None:
@@ -319,7 +320,7 @@ class Place:
             if rest:
                 self._take(rest)
         elif part == "\n" and not (self._is_kept or self._is_fresh):
-            self._raw = ""
+            self._left_raw, self._raw = self._raw, ""
             self._end_line()
         else:
             self._is_kept = self._is_kept or part == "\n"
@@ -338,7 +339,7 @@ class Place:
         elif self._quote:
             return
         elif self._is_doubled and mark == self.last and mark in "\"'":
-            self._open_raw(3 * mark, True, self._mark_begins)
+            self._take_three(3 * mark, self._mark_begins)
         elif mark in self._left and self._closes_left(mark):
             self._left = self._inert = ""
         elif mark in _OPENERS or not self._is_inert(mark):
@@ -346,8 +347,15 @@ class Place:
             self._quote, self._is_doubled, self._mark_begins = _CLOSING.get(mark, ""), False, self._is_blank
             self._behind = ""
         elif _PREFIX.fullmatch(self._inert) is not None:
-            self._open_raw(3 * mark, True, False)
+            self._take_three(3 * mark, False)
             self._is_prime = bool(self._raw) and mark == "'"
+
+    def _take_three(self, marks: str, begins: bool) -> None:
+        """Take three marks: they close such a text of an earlier line, or open one."""
+        if self._left_raw == marks:
+            self._left_raw, self._is_doubled = "", False
+        else:
+            self._open_raw(marks, True, begins)
 
     def _closes_left(self, mark: str) -> bool:
         """Whether a mark that may close what an earlier line opened does so, and opens nothing itself."""
