@@ -39,7 +39,7 @@ def test_every_size_is_encoded(kind: str, tmp_path: Path) -> None:
         return torch.zeros(1, 1, 1)
 
     images = RowImages(encode, 1, torch.device("cpu"), has_sections=False)
-    trials = tower.TowerTrials(images, tower.blank_images(processor))
+    trials = tower.TowerTrials(images, tower.blank_images(processor, 1 << 20))
     trials.rehearse()
     assert trials.num_left == len(seen) == len(tower.SIZES)
     while trials.num_left:
@@ -47,6 +47,20 @@ def test_every_size_is_encoded(kind: str, tmp_path: Path) -> None:
     assert len(seen) == 2 * len(tower.SIZES)
     for size, arrays in zip(tower.SIZES, seen, strict=False):
         assert len(arrays["patches"]) == processor.layout(*size).num_patches
+
+
+def test_what_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No image is larger than those that memory was planned for; without Pillow, none is run."""
+    make_vl(tmp_path)
+    folder = ModelFolder(tmp_path)
+    plan = make_plan(Registry.scan(), model=folder.architecture, attention_backend="torch_native", processor="auto")
+    processor = processor_of(plan, folder)
+    assert processor is not None
+    sizes = sorted(processor.layout(*size).num_patches for size in tower.SIZES)
+    for most, num in ((sizes[0] - 1, 0), (sizes[0], 1), (sizes[-1] - 1, 2), (sizes[-1], 3)):
+        assert len(list(tower.blank_images(processor, most))) == num
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    assert list(tower.blank_images(processor, 1 << 20)) == []
 
 
 def test_a_start_prepares_what_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,10 +73,11 @@ def test_a_start_prepares_what_compiles(tmp_path: Path, monkeypatch: pytest.Monk
     checked: Any = SimpleNamespace(
         device=cpu, settings=SimpleNamespace(folder=tmp_path), plugins=SimpleNamespace(plan=plan)
     )
-    assert capture._tower(checked, made) is None
+    planned: Any = SimpleNamespace(image_patches=1 << 20)
+    assert capture._tower(checked, planned, made) is None
     monkeypatch.setattr(type(device_of(cpu)), "compiles", True)
-    trials = capture._tower(checked, made)
+    trials = capture._tower(checked, planned, made)
     assert trials is not None
     assert trials.num_left == len(tower.SIZES)
     made.state.images = None
-    assert capture._tower(checked, made) is None
+    assert capture._tower(checked, planned, made) is None

@@ -55,7 +55,7 @@ def compile_kernels(
         alike = repeats if checked.rank.parallel.size == 1 else None
         limits = limits_of(checked, planned, 0 if decode is None else decode.max_batch)
         trials = EagerWarmUp(made.stepper, made.state, made.pool, checked.config.vocab_size, limits, alike)
-    tasks = [task for task in (prefill, decode, trials, _tower(checked, made)) if task is not None]
+    tasks = [task for task in (prefill, decode, trials, _tower(checked, planned, made)) if task is not None]
     if checked.compiled is not None:
         with repeats.left_out():
             rehearsals = [task.rehearse for task in (probe, *tasks)]
@@ -82,13 +82,13 @@ def capture(checked: Checked, made: Allocated, compiled: Compiled) -> None:
     checked.memory.started(None if compiled.trials is None else compiled.trials.max_prefill_tokens)
 
 
-def _tower(checked: Checked, made: Allocated) -> TowerTrials | None:
+def _tower(checked: Checked, planned: MemoryPlan, made: Allocated) -> TowerTrials | None:
     """Return what runs the vision tower first; None where there is none, or nothing is compiled."""
     images, settings = made.state.images, checked.settings
     if images is None or not device_of(checked.device).compiles:
         return None
     processor = processor_of(checked.plugins.plan, ModelFolder(settings.folder))
-    return None if processor is None else TowerTrials(images, blank_images(processor))
+    return None if processor is None else TowerTrials(images, blank_images(processor, planned.image_patches))
 
 
 def limits_of(checked: Checked, planned: MemoryPlan, graph_rows: int) -> WarmUpLimits:

@@ -39,11 +39,16 @@ class TowerTrials:
         self._images.encode(self._waiting.pop(0))
 
 
-def blank_images(processor: ImageProcessor) -> Iterator[Arrays]:
-    """Yield the arrays of blank images, of the sizes that the processor takes."""
-    from PIL import Image
+def blank_images(processor: ImageProcessor, max_patches: int) -> Iterator[Arrays]:
+    """Yield the arrays of blank images, of the sizes that the processor takes; none where Pillow cannot be imported.
 
+    Memory was planned for images of `max_patches`.
+    """
+    try:
+        from PIL import Image
+    except ImportError:  # a server without Pillow serves texts
+        return
     for size in SIZES:
         with suppress(RequestError):
-            processor.layout(*size)
-            yield processor.process(Image.new("RGB", size))
+            if processor.layout(*size).num_patches <= max_patches:
+                yield processor.process(Image.new("RGB", size))
