@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dovetail.contracts.config import ModelConfig
-from dovetail.contracts.errors import ConfigError, RequestError
+from dovetail.contracts.errors import ConfigError, PluginError, RequestError
 from dovetail.contracts.layers import BuildContext
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.processing.images import layout_of, max_patches_of
@@ -25,6 +25,8 @@ from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.memory.estimates import tower_bytes
 from dovetail.sdk.layers import tower
 from dovetail.sdk.layers.plain import PLAIN
+from dovetail_models.pixtral_images import PixtralImages
+from dovetail_models.qwen2_vl_images import Qwen2VLImages
 
 FACTOR = 2.5
 """The plan counts at most so many times what is allocated."""
@@ -149,7 +151,7 @@ def test_a_limit_holds_to_the_patch(kind: str, tmp_path: Path) -> None:
     assert refused.value.param == "messages[0].content[1]"
     said = f"an image of 90 x 91 pixels has {num} patches for this model; possible: {num - 1} (--max-image-patches)"
     assert said in refused.value.message
-    if (hint := re.search(r"shrink it to (\d+) x (\d+) or less", refused.value.message)) is not None:
+    if (hint := re.search(r"shrink it to (\d+) x (\d+)", refused.value.message)) is not None:
         wide, high = map(int, hint.groups())
         assert processor.layout(wide, high).num_patches < num
     else:
@@ -164,6 +166,44 @@ def test_what_a_server_starts_with(tmp_path: Path) -> None:
         assert max_patches_of(built.plan, built.files, asked) == most
     with pytest.raises(ConfigError, match="--max-image-patches 100: small images have 256 here; give at least as many"):
         max_patches_of(built.plan, built.files, 100)
+
+
+def test_a_hint_for_a_photograph() -> None:
+    """Of an image that is shrunk several times over, too, the error names a size that fits, of the same shape."""
+    processor = PixtralImages((10, 12, 13), 14, 1, (1540, 1540))
+    with pytest.raises(RequestError) as refused:
+        layout_of(processor, 8000, 6000, "x", 1024)
+    [(wide, high)] = re.findall(r"; shrink it to (\d+) x (\d+)$", refused.value.message)
+    assert 700 <= processor.layout(int(wide), int(high)).num_patches <= 1024
+    assert int(wide) / int(high) == pytest.approx(8000 / 6000, rel=0.1)
+    with pytest.raises(
+        RequestError, match=r"has 9213 tokens .* possible: 1024, its context length; shrink it to"
+    ) as bad:
+        layout_of(processor, 8000, 6000, "x", 9130, 1024)
+    assert bad.value.code == "image_too_large"
+    whole = processor.layout(8000, 6000)
+    assert layout_of(processor, 8000, 6000, "x", whole.num_patches, len(whole.ids)) == whole
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [0, -5, True, 712.0, float("nan"), float("inf"), 1 << 63, "712", 255, ValueError("no bound"), KeyError("a")],
+)
+def test_a_bound_that_is_none(bound: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a processor says of its images is looked at before anything starts, and the error names the plugin."""
+    built = Built(tmp_path, "qwen2_5_vl", torch.float32)
+
+    def max_patches(self: Any) -> Any:
+        if isinstance(bound, Exception):
+            raise bound
+        return bound
+
+    monkeypatch.setattr(Qwen2VLImages, "max_patches", max_patches)
+    said = re.escape(f"raised {bound!r}" if isinstance(bound, Exception) else f"returned {bound!r}, and small images")
+    with pytest.raises(PluginError, match=f"^processor 'qwen2-vl' of dovetail-llm .*{said}"):
+        max_patches_of(built.plan, built.files, None)
+    monkeypatch.setattr(Qwen2VLImages, "max_patches", lambda self: None)
+    assert max_patches_of(built.plan, built.files, None) is None
 
 
 @pytest.mark.parametrize("kind", WIDE)

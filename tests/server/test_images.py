@@ -120,6 +120,23 @@ def test_an_image_of_too_many_patches(seeing_folder: Path) -> None:
         server.close()
 
 
+def test_an_image_larger_than_the_context(seeing_folder: Path) -> None:
+    """An image that no prompt has room for is refused as one, before it is cut into patches, with a size that fits."""
+    server = SeeingHarness(seeing_folder, context_len=64)
+    try:
+        server.engine.script = lambda submit: server.tokenizer.encode("A cat", add_special_tokens=False)
+        error = ask(server, text("What is"), part(data_url(png(280, 280)))).json()["error"]
+        assert (error["code"], error["param"]) == ("image_too_large", "messages[0].content[1]")
+        said = (
+            "an image of 280 x 280 pixels has 100 tokens for this model; possible: 64, its context length; shrink it to"
+        )
+        assert said in error["message"]
+        assert ask(server, part()).status_code == 200
+        assert ask(server, part(data_url(png(224, 224)))).json()["error"]["code"] == "context_length_exceeded"
+    finally:
+        server.close()
+
+
 def test_the_server_says_whether_its_model_sees(server: SeeingHarness, harness: Harness) -> None:
     """How many images a request may have, or why none; llama.cpp's name for it says the same."""
     for each, most, why in ((server, 3, None), (harness, 0, "this model is served for text only")):

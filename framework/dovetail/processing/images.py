@@ -9,17 +9,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from dovetail.contracts.errors import ConfigError, RequestError
+from dovetail.contracts.errors import ConfigError, DovetailError, PluginError, RequestError
 from dovetail.contracts.processor import ImageLayout, ImageProcessor
 from dovetail.messages.media import ArrayRef, MediaSpan
 from dovetail.plugins import LoadedPlugins, PluginPlan
+from dovetail.plugins.loader import describe
+from dovetail.plugins.time_limit import time_limit
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.image_processor import KIND, preprocessor_config, processor_of
 
 ORDINARY = (64, 512)
 """Sides in pixels of square images; any limit must allow one of these."""
-TRIES = 16
-"""Sizes that are tried for a hint, each a tenth smaller."""
+STEP = 0.9
+"""Of each size that is tried for a hint to the next one."""
+NEAR = 0.05
+"""By how much the shape of a hint may differ: whole pixels of a tiny image are of any shape."""
 
 
 class PreparedImage(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,11 +81,23 @@ def max_patches_of(plan: PluginPlan, model: ModelFolder, asked: int | None) -> i
 
     Raises:
         ModelError: The model's configuration has a value that the processor cannot serve.
+        PluginError: The processor raises, or gives a bound that is none.
         ConfigError: Fewer were asked for than any image has.
     """
     if (found := processor_of(plan, model)) is None:
         return asked
-    own, least = found.max_patches(), _least_patches(found)
+    planned = plan.of_kind(KIND)[0]
+    label = describe(planned)
+    try:
+        with time_limit(f"{label}: asking how large images may be", plan.timeout_s):
+            own, least = found.max_patches(), _least_patches(found)
+    except DovetailError:
+        raise
+    except Exception as error:  # a stranger's code; the cause is kept
+        raise PluginError(f"{label}: asked how large images may be, it raised {error!r}") from error
+    if own is not None and (type(own) is not int or not max(least, 1) <= own < 1 << 63):
+        small = f"small images have {least}" if least else "an image has some"
+        raise PluginError(f"{label}: max_patches() returned {own!r}, and {small}; return an int of as many, or None")
     if asked is not None and asked < least:
         raise ConfigError(f"--max-image-patches {asked}: small images have {least} here; give at least as many")
     return min((num for num in (own, asked) if num is not None), default=None)
@@ -97,38 +113,48 @@ def _least_patches(processor: ImageProcessor) -> int:
 
 
 def layout_of(
-    processor: ImageProcessor, width: int, height: int, param: str, max_patches: int | None = None
+    processor: ImageProcessor,
+    width: int,
+    height: int,
+    param: str,
+    max_patches: int | None = None,
+    max_tokens: int | None = None,
 ) -> ImageLayout:
     """Return an image's layout; what the processor refuses names the part of the request.
 
     Raises:
-        RequestError: The model takes no image of this size, or it has more patches than `max_patches`.
+        RequestError: The model takes no image of this size, or it has more patches than `max_patches`, or more tokens
+            than `max_tokens`, the context length.
     """
     try:
         found = processor.layout(width, height)
     except RequestError as error:
         raise RequestError(f"{param}: {error.message}", param=param, code=error.code or "invalid_image") from None
-    if max_patches is None or found.num_patches <= max_patches:
+
+    def beyond(made: ImageLayout) -> str | None:
+        if max_patches is not None and made.num_patches > max_patches:
+            return f"{made.num_patches} patches for this model; possible: {max_patches} (--max-image-patches)"
+        if max_tokens is not None and len(made.ids) > max_tokens:
+            return f"{len(made.ids)} tokens for this model; possible: {max_tokens}, its context length"
+        return None
+
+    if (why := beyond(found)) is None:
         return found
-    smaller = _that_fits(processor, width, height, found.num_patches, max_patches)
-    text = (
-        f"{param}: an image of {width} x {height} pixels has {found.num_patches} patches for this model; possible: "
-        f"{max_patches} (--max-image-patches); {smaller}"
-    )
+    smaller = _that_fits(processor, width, height, lambda made: beyond(made) is None)
+    text = f"{param}: an image of {width} x {height} pixels has {why}; {smaller}"
     raise RequestError(text, param=param, code="image_too_large")
 
 
-def _that_fits(processor: ImageProcessor, width: int, height: int, num: int, most: int) -> str:
+def _that_fits(processor: ImageProcessor, width: int, height: int, fits: Callable[[ImageLayout], bool]) -> str:
     """Say how large an image of this shape may be, or that its size does not matter."""
-    scale = (most / num) ** 0.5
-    for _ in range(TRIES):
-        wide, high = max(1, int(width * scale)), max(1, int(height * scale))
-        try:
-            if processor.layout(wide, high).num_patches <= most:
-                return f"shrink it to {wide} x {high} or less"
-        except RequestError:
-            break
-        scale *= 0.9
+    scale = STEP
+    while min(width, height) * scale >= 1:
+        wide, high = int(width * scale), int(height * scale)
+        scale *= STEP
+        if abs(wide * height - high * width) <= NEAR * high * width:
+            with suppress(RequestError):
+                if fits(processor.layout(wide, high)):
+                    return f"shrink it to {wide} x {high}"
     return "send an image of another shape"
 
 

@@ -158,7 +158,7 @@ class ImageLoader:
     def _decoded(self, data: bytes, param: str) -> PreparedImage:
         image = decode.decoded(data)
         width, height = image.size
-        layout_of(self._processor, width, height, param, self._rules.max_patches)
+        layout_of(self._processor, width, height, param, self._rules.max_patches, self._rules.max_tokens)
         digest = content_digest(image.size, image.tobytes(), self._processor.fingerprint(), self._rules.revision)
         if (made := self._made.get(digest)) is None:
             path = Path(self._rules.folder) / f"{self._job}{len(self._made):x}"

@@ -15,6 +15,7 @@ class MediaRules(msgspec.Struct, frozen=True, kw_only=True):
         revision: Tells the model's weights from others'.
         max_images: Of one request.
         max_patches: Of one image; None: as many as its processor makes.
+        max_tokens: Of one image: the context length.
         domains: As `--allowed-media-domains`.
         local_path: As `--allowed-local-media-path`.
         keeps: The server keeps images for later requests.
@@ -24,6 +25,7 @@ class MediaRules(msgspec.Struct, frozen=True, kw_only=True):
     revision: str
     max_images: int
     max_patches: int | None = None
+    max_tokens: int | None = None
     domains: list[str] = []
     local_path: str | None = None
     keeps: bool = False

@@ -139,6 +139,7 @@ class ReadingContext(ServingContext):
             revision=text.model_revision,
             max_images=most,
             max_patches=settings.max_image_patches,
+            max_tokens=text.limits.context_len,
             domains=settings.allowed_media_domains,
             local_path=None if local is None else str(local),
             keeps=keeps,
