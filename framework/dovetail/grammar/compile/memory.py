@@ -78,9 +78,10 @@ def return_large_blocks() -> None:
 
 
 def keep_blocks() -> None:
-    """Have the allocator hold `KEPT_BLOCKS` bytes that were written to once: blocks within them cost no page faults.
+    """Have the allocator keep up to `KEPT_BLOCKS` bytes that are free, and write to half as many once.
 
-    A page fault takes as long as copying what the page holds, and several times as long on virtual machines.
+    Blocks within these cost no page faults. A page fault takes as long as copying what the page holds, and several
+    times as long on virtual machines.
     """
     libc = ctypes.CDLL(None)
     if (mallopt := getattr(libc, "mallopt", None)) is None:
