@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from dovetail_server.media.decode import decoded, sniffed
 from dovetail_server.media.local import read_local
@@ -61,6 +61,32 @@ def test_orientation() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     assert decoded(encoded(image, "PNG", exif=exif)).size == (2, 4)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(10))
+def test_every_orientation_is_pillows(orientation: int, kind: str) -> None:
+    """Turned and mirrored as Pillow's own function does it, also where another tag has a value that it cannot write."""
+    image = Image.frombytes("RGB", (4, 3), bytes(range(0, 252, 7)))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    plain = encoded(image, kind, exif=exif)
+    with Image.open(io.BytesIO(plain)) as opened:
+        wanted = ImageOps.exif_transpose(opened)
+    exif[0x011A] = 72.0  # a resolution, …
+    text = exif.tobytes()
+    order: Any = "big" if text[6:8] == b"MM" else "little"
+    at = text.index((0x011A).to_bytes(2, order)) + 2
+    odd = text[:at] + (2).to_bytes(2, order) + text[at + 2 :]  # … which is of text
+    for data in (plain, encoded(image, kind, exif=odd)):
+        assert (decoded(data).size, decoded(data).tobytes()) == (wanted.size, wanted.tobytes())
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_damaged_metadata_is_no_damaged_image(kind: str) -> None:
+    """An image whose EXIF is cut off is seen as it lies."""
+    image = Image.new("RGB", (4, 2), RED)
+    assert decoded(encoded(image, kind, exif=b"Exif\0\0MM\0")).size == (4, 2)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 NO_PILLOW = "Pillow cannot be imported here; the operator runs pip install 'dovetail-llm[vision]'"
 FORMATS = "PNG, JPEG, WebP, GIF (its first frame)"
+ORIENTATION, TURNS = 0x0112, {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+"""A tag of EXIF, and by its value Pillow's number of what makes the image upright."""
 _BOX_KINDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC", b"qt  ": "a video"}
 _OTHERS = (
     (b"BM", "BMP"),
@@ -43,7 +45,7 @@ def has_pillow() -> bool:
 
 def preload() -> None:
     """Import Pillow and its four decoders, so that no copy of this process has to, and none imports the others."""
-    from PIL import GifImagePlugin, ImageOps, JpegImagePlugin, PngImagePlugin, WebPImagePlugin  # noqa: F401
+    from PIL import GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin  # noqa: F401
 
 
 def sniffed(data: bytes) -> str:
@@ -81,7 +83,7 @@ def decoded(data: bytes) -> Image:
         MediaError: It is no image of a format that is decoded, is damaged, or has too many pixels.
         MemoryError: It takes more memory than the process may have.
     """
-    from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+    from PIL import Image, ImageFile, UnidentifiedImageError
 
     kind = sniffed(data)
     # Of ours, not Pillow's, are both the limit and its error: Pillow warns of twice fewer pixels than it refuses.
@@ -93,8 +95,9 @@ def decoded(data: bytes) -> Image:
             with Image.open(io.BytesIO(data), formats=(kind,)) as image:
                 check_pixels(*image.size)
                 image.load()
-                ImageOps.exif_transpose(image, in_place=True)  # else it is copied where there is nothing to turn, too
-                return _on_white(image)
+                upright = _upright(image)
+            del image  # what was turned is no longer needed
+            return _on_white(upright)
     except (MediaError, MemoryError):
         raise
     except Exception as error:  # decoders raise nearly anything about what is damaged
@@ -117,6 +120,22 @@ def check_pixels(width: int, height: int) -> None:
     if width * height > MAX_IMAGE_PIXELS:
         most = f"at most {MAX_IMAGE_PIXELS:,} are possible; send a smaller one"
         raise MediaError(f"the image has {width} x {height} pixels; {most}", "image_too_large")
+
+
+def _upright(image: Image) -> Image:
+    """Turn an image as its orientation says; damaged metadata is no damaged image.
+
+    Pillow's own `exif_transpose` writes all metadata anew, which fails for odd values of any tag.
+    """
+    from PIL.Image import Transpose
+
+    try:
+        turn = TURNS.get(image.getexif().get(ORIENTATION, 1))
+    except MemoryError:
+        raise
+    except Exception:  # of damaged metadata, nearly anything
+        turn = None
+    return image if turn is None else image.transpose(Transpose(turn))
 
 
 def _on_white(image: Image) -> Image:
