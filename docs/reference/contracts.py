@@ -12,8 +12,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from dovetail import contracts, plugins
+from dovetail import contracts
+from dovetail.contracts.offered import homes_of
 from dovetail.plugins import KINDS
+from dovetail.plugins.registry import KindRegistry
 
 HERE = Path(__file__).parent
 SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:")
@@ -42,13 +44,13 @@ API = load_public_api()
 def page() -> str:
     """Return the whole page."""
     parts = [HEAD, "\n## Kinds\n", *kinds_table(), "\n## Hooks\n", *hooks(), "\n## What registration hooks are given\n"]
-    parts += of_class("dovetail.plugins.registry.KindRegistry", plugins.registry.KindRegistry)
+    parts += of_class("dovetail.plugins.registry.KindRegistry", KindRegistry)
     parts += ["\n## Contracts\n", "All of them can be imported from `dovetail.contracts`.\n"]
-    for module in dict.fromkeys(contracts._HOME[name] for name in contracts.__all__):
-        found = import_module(f"dovetail.contracts.{module}")
-        parts += [f"\n## `dovetail.contracts.{module}`\n", f"{prose(found)}\n"]
+    homes = homes_of(contracts.__file__)
+    for module in dict.fromkeys(homes[name] for name in contracts.__all__):
+        parts += [f"\n## `{module}`\n", f"{prose(import_module(module))}\n"]
         for name in contracts.__all__:
-            if contracts._HOME[name] == module:
+            if homes[name] == module:
                 parts += of_class(name, getattr(contracts, name))
     return joined(parts)
 

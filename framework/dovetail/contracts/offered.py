@@ -18,10 +18,7 @@ def offered(package: str, file: str) -> tuple[list[str], Callable[[str], Any]]:
         package: The package's `__name__`.
         file: Its `__file__`, beside which the stub stands.
     """
-    stub = ast.parse(Path(file).with_suffix(".pyi").read_text("utf-8"))
-    homes = {
-        alias.name: str(node.module) for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
-    }
+    homes = homes_of(file)
 
     def find(name: str) -> Any:
         if name not in homes:
@@ -29,3 +26,11 @@ def offered(package: str, file: str) -> tuple[list[str], Callable[[str], Any]]:
         return getattr(import_module(homes[name]), name)
 
     return sorted(homes), find
+
+
+def homes_of(file: str) -> dict[str, str]:
+    """Return the module of each name in the stub beside a package's `__file__`."""
+    stub = ast.parse(Path(file).with_suffix(".pyi").read_text("utf-8"))
+    return {
+        alias.name: str(node.module) for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
