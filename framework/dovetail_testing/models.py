@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ def make_model(folder: Path, architecture: str, *, seed: int = 0, shard_size: st
     usual = {"head_dim": 16, **SIZES}
     if "num_key_value_heads" not in (known := model_class.config_class().to_dict()):
         usual = {name: value for name, value in usual.items() if name in known}  # an encoder's has other names
-    config = model_class.config_class(**{**usual, **changes})
+    # Some configs write into the dicts that they are given, such as `rope_parameters`, which callers share.
+    config = model_class.config_class(**deepcopy({**usual, **changes}))
     torch.manual_seed(seed)
     model = model_class(config)
     for name, param in model.named_parameters():

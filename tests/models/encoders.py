@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def make_encoder(folder: Path, kind: str, task: str = "", *, seed: int = 0, **ch
     import transformers
 
     torch.manual_seed(seed)
-    config = transformers.CONFIG_MAPPING[kind](**{**SIZES, **ENCODERS.get(kind, {}), **changes})
+    config = transformers.CONFIG_MAPPING[kind](**deepcopy({**SIZES, **ENCODERS.get(kind, {}), **changes}))
     auto = getattr(transformers, f"AutoModelFor{task}" if task else "AutoModel")
     model = auto.from_config(config, attn_implementation="eager").float().eval()
     perturb(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,8 @@ def config_of(kind: str, **changes: Any) -> Any:
     """Make transformers' config of a tiny model."""
     from transformers import CONFIG_MAPPING
 
-    return CONFIG_MAPPING[kind](**{**SIZES, **DECODERS.get(kind, {}), **changes})
+    # A copy: some configs write into the dicts that they are given.
+    return CONFIG_MAPPING[kind](**deepcopy({**SIZES, **DECODERS.get(kind, {}), **changes}))
 
 
 def make_checkpoint(folder: Path, kind: str, *, seed: int = 0, **changes: Any) -> Any:
@@ -246,7 +248,7 @@ def make_seeing(folder: Path, kind: str, **changes: Any) -> Any:
 
     torch.manual_seed(0)
     text, others = SEEING[kind]
-    config = CONFIG_MAPPING[kind](text_config={**SIZES, **text, **changes}, **others)
+    config = CONFIG_MAPPING[kind](**deepcopy({"text_config": {**SIZES, **text, **changes}, **others}))
     made = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
     perturb(made)
     made.save_pretrained(folder)

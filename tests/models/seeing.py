@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,8 @@ def config_of(kind: str, vision: Mapping[str, Any], **changes: Any) -> Any:
     vision = {**VISION[kind], **vision}
     if "out_hidden_size" in vision:
         vision["out_hidden_size"] = text["hidden_size"]
-    return CONFIG_MAPPING[kind](text_config=text, vision_config=vision, **OTHERS.get(kind, TOKENS))
+    given = {"text_config": text, "vision_config": vision, **OTHERS.get(kind, TOKENS)}
+    return CONFIG_MAPPING[kind](**deepcopy(given))  # some configs write into the dicts that they are given
 
 
 def make_vl(folder: Path, kind: str = "qwen2_5_vl", vision: Mapping[str, Any] = {}, **changes: Any) -> Any:

@@ -11,6 +11,7 @@ import json
 import re
 import sys
 import tempfile
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -54,7 +55,8 @@ def config_of(kind: str, **changes: Any) -> Any:
     """Make transformers' config of a tiny model."""
     sizes = {} if kind in WHOLE else SIZES
     given = {**sizes, **DECODERS.get(kind, {}), **CHANGES.get(kind, {}), **changes}
-    return CONFIG_MAPPING[kind](**{key: value for key, value in given.items() if value is not LEFT_OUT})
+    kept = {key: value for key, value in given.items() if value is not LEFT_OUT}
+    return CONFIG_MAPPING[kind](**deepcopy(kept))  # some configs write into the dicts that they are given
 
 
 def second(kind: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 from dovetail.plugins import Registry
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_testing import FakeSite
+from dovetail_testing.models import make_model
 
 HOOKS = """
 import sys
@@ -82,3 +83,11 @@ def test_fixture_modules_are_light(module: str) -> None:
     code = f"import sys, {module}; print(sorted({{'torch', 'transformers', 'pydantic', 'fastapi'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+@pytest.mark.parametrize("architecture", ["BambaForCausalLM", "Gemma3ForCausalLM"])
+def test_a_tiny_checkpoint_leaves_the_settings_that_it_is_made_of(tmp_path: Path, architecture: str) -> None:
+    """These configs write defaults of their own into `rope_parameters`; the next model of the kit shares that dict."""
+    rope = {"rope_type": "default", "rope_theta": 5000.0}
+    make_model(tmp_path, architecture, rope_parameters=rope)
+    assert rope == {"rope_type": "default", "rope_theta": 5000.0}
