@@ -18,8 +18,7 @@ from dovetail.processing.plan import plan_plugins
 from dovetail.processing.prepare import check_model
 from dovetail_server.cli import main as dovetail
 from dovetail_server.cli import serve
-from dovetail_server.cli.help_groups import GROUPS, METAVARS, metavar_of
-from dovetail_server.cli.options import build_parser, has_flag, load_settings, parse_flags
+from dovetail_server.cli.options import GROUPS, METAVARS, build_parser, has_flag, load_settings, metavar_of, parse_flags
 from dovetail_server.compat.flags import TABLE
 from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.start import preflight

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dovetail.contracts.observers import HttpEnd, RequestEnd, RequestObserver, RequestProgress, RequestStart
 from dovetail_server.metrics.exposition import Metrics
-from dovetail_server.metrics.series import GAP_S, STYLES, VLLM_GAP_S, Gauge
+from dovetail_server.metrics.series import BOUNDS, STYLES, Gauge
 from dovetail_server.metrics.tally import Histogram
 from dovetail_server.observe import token_timer as timer_module
 from dovetail_server.observe.observers import Observers
@@ -210,11 +210,11 @@ def test_metrics_are_there_while_the_model_loads(make_harness: Callable[..., Har
     assert scrape(make_harness(is_ready=False))
 
 
-@given(st.lists(st.floats(0, 100) | st.sampled_from(GAP_S), max_size=50))
+@given(st.lists(st.floats(0, 100) | st.sampled_from(BOUNDS["gap"]), max_size=50))
 def test_histograms_are_those_of_the_library(values: list[float]) -> None:
     """Counting by bisection gives the buckets, count and sum that prometheus_client gives."""
-    theirs = prometheus_client.Histogram("x", "x", buckets=VLLM_GAP_S, registry=None)
-    ours = Histogram(VLLM_GAP_S)
+    theirs = prometheus_client.Histogram("x", "x", buckets=BOUNDS["vllm_gap"], registry=None)
+    ours = Histogram(BOUNDS["vllm_gap"])
     ours.observe_all(values)
     for each in values:
         theirs.observe(each)

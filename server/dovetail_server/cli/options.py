@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from pydantic import ValidationError
@@ -28,7 +30,6 @@ from dovetail.processing.plugin_settings import (
     is_secret,
     merge_options,
 )
-from dovetail_server.cli.help_groups import GROUP_OF, GROUPS, metavar_of
 from dovetail_server.compat.arguments import ArgumentTranslation
 from dovetail_server.compat.environment import check as compat_environment
 from dovetail_server.settings.serve import ServeSettings
@@ -39,6 +40,11 @@ from dovetail_server.settings.serve import ServeSettings
 # value as text. Once the plugins are chosen, `dovetail.processing.plan` asks their classes what options exist and of
 # what type.
 
+_HELP: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("help.json").read_text("utf-8"))
+GROUPS, METAVARS = _HELP["groups"], _HELP["metavars"]
+"""The settings of each group of flags, and those of each metavar, which says the unit."""
+GROUP_OF = {name: title for title, names in GROUPS.items() for name in names.split()}
+_METAVAR_OF = {name: metavar for metavar, names in METAVARS.items() for name in names.split()}
 PLUGIN_FLAG = re.compile(r"--([A-Za-z0-9][\w-]*)\.([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 
 
@@ -153,6 +159,11 @@ def choices_of(field: FieldInfo) -> tuple[str, ...]:
     """Return the values that a setting may have; none where they are not a short list."""
     kinds = [get_args(a) for a in (field.annotation, *get_args(field.annotation)) if get_origin(a) is Literal]
     return tuple(map(str, kinds[0])) if kinds else ()
+
+
+def metavar_of(name: str, choices: tuple[str, ...] = ()) -> str:
+    """Return what the help shows for a setting's value: its choices, its unit, or what it names."""
+    return "{" + ",".join(choices) + "}" if choices else _METAVAR_OF.get(name, "NAME")
 
 
 def build_parser(show_all: bool) -> OptionParser:

@@ -1,12 +1,14 @@
 """Fields by which other servers' clients say what fields of ours say: what each means here, at each value.
 
-A schema that has a field of such a name goes first. `SAID` makes fields of ours of a value, or refuses it; what means
-nothing here, or is not served, is in `fields.json`.
+A schema that has a field of such a name goes first. `SAID` makes fields of ours of a value, or refuses it; those that
+need no code of their own are in `dialects.json`. What means nothing here, or is not served, is in `fields.json`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -192,100 +194,27 @@ def _google(value: Any) -> Fields:
     return _thinking_config(given.get("thinking_config", {}))
 
 
+KINDS: dict[str, Callable[[Any], Meaning]] = {
+    "as": _as, "one_of": _one_of, "limit": _limit, "integer": _integer, "in_template": _in_template, "guided": _guided,
+}  # fmt: skip
 SAID: dict[str, Meaning] = {
-    # OpenRouter and Cline
     "usage": _usage,
     "reasoning": _reasoning,
-    # DashScope, GLM, MiniMax, DeepSeek
-    "enable_thinking": _switch(_thinks(True), _thinks(False)),
-    "preserve_thinking": _in_template("preserve_thinking"),
-    "clear_thinking": _in_template("clear_thinking"),
-    "reasoning_split": _as("separate_reasoning"),
-    "do_sample": _switch({}, {"temperature": 0}),
-    "tokens_to_generate": _limit("max_tokens"),
-    # Groq and llama.cpp
-    "reasoning_format": _one_of({
-        "parsed": {"separate_reasoning": True},
-        "raw": {"separate_reasoning": False},
-        "hidden": {"include_reasoning": False},
-        "auto": {},
-        "deepseek": {"separate_reasoning": True},
-        "none": {"separate_reasoning": False},
-    }),
-    "reasoning_in_content": _switch({"separate_reasoning": False}, {}),
-    "reasoning_budget": _budget,
-    "thinking_budget_tokens": _budget,
-    "max_thinking_tokens": _budget,
-    "repeat_penalty": _as("repetition_penalty"),
-    "n_predict": _limit("max_tokens"),
-    "return_tokens": _as("return_token_ids"),
-    "grammar": _grammar,
-    # Ollama
-    "num_predict": _limit("max_tokens"),
+    **dict.fromkeys(("reasoning_budget", "thinking_budget_tokens", "max_thinking_tokens", "thinkingBudget"), _budget),
+    **dict.fromkeys(("grammar", "grammar_string"), _grammar),
     "think": _think,
     "format": _format,
-    # vLLM until 0.11
-    **{f"guided_{name}": _guided(name) for name in ("json", "regex", "choice", "grammar", "json_object")},
-    "guided_whitespace_pattern": _guided("whitespace_pattern"),
     "guided_decoding_backend": lambda value: {} if value in ("", "auto") else {"grammar_backend": value},
-    # Mistral, Fireworks, Text Generation Inference
-    "random_seed": _as("seed"),
-    "prompt_mode": _one_of({"reasoning": _thinks(True)}),
-    "prompt_truncate_len": _as("truncate_prompt_tokens"),
-    "truncate": _as("truncate_prompt_tokens"),
-    "max_new_tokens": _limit("max_tokens"),
-    # Google, Anthropic and the AI SDK, in the body of a chat
-    "max_output_tokens": _limit("max_tokens"),
-    "maxOutputTokens": _limit("max_tokens"),
-    "maxTokens": _limit("max_tokens"),
-    "max_tokens_to_sample": _limit("max_tokens"),
-    "stop_sequences": _as("stop"),
-    "stop_sequence": _as("stop"),
-    "text_verbosity": _as("verbosity"),
-    "stopSequences": _as("stop"),
-    "topP": _as("top_p"),
-    "frequencyPenalty": _as("frequency_penalty"),
-    "presencePenalty": _as("presence_penalty"),
-    "topK": _as("top_k"),
-    "safety_settings": _safety,
-    "safetySettings": _safety,
+    **dict.fromkeys(("safety_settings", "safetySettings"), _safety),
     "google": _google,
-    "thinking_config": _thinking_config,
-    "thinkingConfig": _thinking_config,
-    "thinkingBudget": _budget,
-    "include_thoughts": _switch({}, {"include_reasoning": False}),
-    "candidateCount": _integer("n"),
-    **dict.fromkeys(
-        ("response_mime_type", "responseMimeType"),
-        _one_of({"text/plain": {}, "application/json": {"response_format": {"type": "json_object"}}}),
-    ),
-    **dict.fromkeys(("response_schema", "responseSchema"), _as("json_schema")),
-    # Cohere, Cerebras, Hugging Face
-    "p": _as("top_p"),
-    "k": _as("top_k"),
-    "disable_reasoning": _switch(_thinks(False), {}),
-    "min_new_tokens": _integer("min_tokens"),
-    "num_return_sequences": _integer("n"),
-    **dict.fromkeys(("candidate_count", "num_generations", "numResults"), _integer("n")),
-    **dict.fromkeys(("stop_words", "stop_strings", "end_sequences"), _as("stop")),
-    **dict.fromkeys(("return_reasoning", "include_thinking"), _as("include_reasoning")),
-    "decoding_method": _one_of({"greedy": {"temperature": 0}, "sample": {}}),
-    "min_completion_tokens": _integer("min_tokens"),
-    # TensorRT-LLM, LMDeploy, Baidu, TabbyAPI, Writer
-    "request_output_len": _limit("max_tokens"),
-    "penalty_score": _as("repetition_penalty"),
-    **dict.fromkeys(("bad", "banned_strings"), _as("bad_words")),
-    "regex_pattern": _as("regex"),
-    "grammar_string": _grammar,
-    "include_stop_sequence": _as("include_stop_str_in_output"),
-    # KoboldCpp and text-generation-webui
-    "rep_pen": _as("repetition_penalty"),
+    **dict.fromkeys(("thinking_config", "thinkingConfig"), _thinking_config),
     "sampler_seed": lambda value: {} if value == -1 else {"seed": _whole(value)},
-    "stopping_strings": _as("stop"),
-    "ban_eos_token": _as("ignore_eos"),
-    # xAI
     "search_parameters": _search,
-}  # fmt: skip
+}
+_TABLE = json.loads(Path(__file__).with_name("dialects.json").read_text("utf-8"))
+for _row in (row for rows in _TABLE.values() for row in rows):
+    _means = _switch(_row["on"], _row["off"]) if "on" in _row else next(KINDS[k](_row[k]) for k in KINDS if k in _row)
+    SAID |= dict.fromkeys(_row["names"].split(), _means)
 OWN: dict[str, Meaning] = {
     "max_tokens": _limit("max_tokens", -1),
     "max_completion_tokens": _limit("max_completion_tokens", -1),

@@ -15,17 +15,6 @@ RELIED_ON = {
     "VLLM_BATCH_INVARIANT": "see --dtype float32: it makes logits independent of the load",
 }
 """Variables whose purpose a server without them would miss in silence, and what to do instead."""
-OWN_PREFIXES = (
-    *("SGLANG_", "SGL_", "VLLM_", "MOONCAKE_", "FLASHINFER_", "ASCEND_", "ENABLE_ASCEND_", "DEEP_", "USE_ROCM_"),
-    *("USE_TRITON_", "IS_H200", "EXA_API_KEY", "DISABLE_OPENAPI_DOC"),
-)
-"""How the variables begin that the peers' own engines read."""
-SHARED = frozenset((
-    "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "CMAKE_BUILD_TYPE", "FORCE_COLOR", "HF_HUB_DISABLE_XET", "LD_LIBRARY_PATH",
-    "LOCAL_RANK", "MAX_JOBS", "NO_COLOR", "NVCC_THREADS", "S3_ACCESS_KEY_ID", "S3_ENDPOINT_URL",
-    "S3_SECRET_ACCESS_KEY", "VERBOSE",
-))  # fmt: skip
-"""Variables of others that the peers read, too; whatever reads them here goes on to."""
 OFF = ("", "0", "false", "no", "off")
 
 
