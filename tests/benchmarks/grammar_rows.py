@@ -31,8 +31,10 @@ from dovetail.plugins import Registry, load, make_plan
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_grammar.llguidance import LlguidanceBackend, LlguidanceGrammar
 from dovetail_server.bench.grammar_folder import make_folder
-from dovetail_server.bench.workloads import TABLE, TOOL
+from dovetail_server.bench.workloads import EXTRAS
 
+TOOL = EXTRAS["tools"]["tools"][0]
+TABLE = TOOL["function"]["parameters"]
 WORDS = ["the", "river", "of", "Paris", "Lake", "Superior", "Everest", "old", "San", "Francisco", "Rhône", "東京"]
 ORDER = {
     "type": "object",

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from grammar_rows import table
+from grammar_rows import TABLE, TOOL, table
 
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.engine import core, grammar_manager, replies, request
@@ -25,7 +25,6 @@ from dovetail.processing.constraints import RequestedGrammar
 from dovetail.sdk.masks import draw_ids, has_bit
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_grammar.llguidance import LlguidanceBackend, LlguidanceMatcher
-from dovetail_server.bench.workloads import TABLE, TOOL
 
 VOCAB, EOS = 151_936, 151_645
 

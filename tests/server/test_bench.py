@@ -28,13 +28,14 @@ from dovetail_server.bench.serve import ServeStart
 from dovetail_server.bench.stream import StreamScan
 from dovetail_server.bench.target import BenchTarget
 from dovetail_server.bench.wire import UsageCounts
-from dovetail_server.bench.workloads import STANDARD, USER, Workload, sampling_text
+from dovetail_server.bench.workloads import SUITES, Workload, sampling_text
 from dovetail_server.cli import bench_serve
 from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.start import kernel_cache
 
 Harness = Any
 pytestmark = pytest.mark.usefixtures("light_servers")
+STANDARD, USER = SUITES["standard"], SUITES["user"]
 LOAD = Workload(name="load", num_prompts=4, concurrency=2, input_len=(8, 8), output_len=(4, 4))
 UNKNOWN = Roofline(facts=None, bandwidth=None, unknown="nobody knows")
 

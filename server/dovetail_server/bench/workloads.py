@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 Span = tuple[int, int]
@@ -47,85 +49,25 @@ class Workload:
         return self.concurrency or 16
 
 
-def _load(name: str, about: str, num: int, streams: int, given: Span, made: Span, **more: Any) -> Workload:
-    """`num` requests, `streams` of them at once, with so many tokens in and out."""
-    return Workload(
-        name=name, about=about, num_prompts=num, concurrency=streams, input_len=given, output_len=made, **more
-    )
+_DATA = json.loads(Path(__file__).with_name("workloads.json").read_text("utf-8"))
+EXTRAS: dict[str, dict[str, Any]] = _DATA["extras"]
+"""Fields of bodies by name. `usual` is how people sample: what most clients have for defaults, or close to it.
+
+The schema's shortest reply is longer than what is asked for, so that replies have their full length."""
 
 
-STANDARD = (
-    _load("single", "one stream after another", 5, 1, (36, 36), (512, 512)),
-    _load("c16", "16 streams", 64, 16, (512, 512), (256, 256)),
-    _load("c64", "64 streams", 256, 64, (512, 512), (256, 256)),
-    _load("c256", "256 streams", 1024, 256, (512, 512), (256, 256)),
-    _load("prefix", "64 streams behind one prefix", 256, 64, (32, 32), (64, 64), shared_prefix_len=2048),
-    _load("many", "5,000 short requests, whole replies", 5000, 512, (30, 50), (128, 128), stream=False),
-    _load("long", "one long prompt after another", 3, 1, (16000, 16000), (8, 8)),
-)
-"""What servers are compared by: one stream, many streams, a common prefix, a flood of short requests, a long prompt."""
+def _workload(row: dict[str, Any]) -> Workload:
+    lengths = {name: tuple(row[name]) for name in ("input_len", "output_len")}
+    return Workload(**{**row, **lengths, "extra": EXTRAS[row["extra"]] if "extra" in row else {}})
 
-USUAL = {"temperature": 0.7, "top_p": 0.9}
-"""How people sample: what most clients have for defaults, or close to it."""
-ROW = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "minLength": 1, "maxLength": 24},
-        "kind": {"enum": ["city", "river", "mountain", "lake"]},
-        "year": {"type": "integer"},
-    },
-    "required": ["name", "kind", "year"],
-    "additionalProperties": False,
+
+SUITES: Mapping[str, tuple[Workload, ...]] = {
+    name: tuple(_workload(row) for row in rows) for name, rows in _DATA["suites"].items()
 }
-TABLE = {
-    "type": "object",
-    "properties": {"rows": {"type": "array", "items": ROW, "minItems": 500}},
-    "required": ["rows"],
-    "additionalProperties": False,
-}
-"""A schema whose shortest reply is longer than what is asked for, so that replies have their full length."""
-SCHEMA = {"response_format": {"type": "json_schema", "json_schema": {"name": "table", "schema": TABLE, "strict": True}}}
-TOOL = {"type": "function", "function": {"name": "store", "parameters": TABLE, "strict": True}}
-TOOLS = {"tools": [TOOL], "tool_choice": "required"}
-PENALTIES = {**USUAL, "frequency_penalty": 0.5, "presence_penalty": 0.5}
-LOGPROBS = {**USUAL, "logprobs": True, "top_logprobs": 5}
+"""`standard` compares servers: one stream, many streams, a common prefix, a flood of short requests, a long prompt.
 
-
-def _of_user(name: str, about: str, streams: int, extra: Mapping[str, Any], beside: str | None = None) -> Workload:
-    """256 tokens in and out for each stream; the first workload of the suite is sent to a server that is just ready."""
-    num = max(4, 4 * streams)
-    return _load(name, about, num, streams, (256, 256), (256, 256), extra=extra, beside=beside)
-
-
-USER = (
-    replace(_of_user("first", "16 streams, no warm-up", 16, USUAL, "later"), warmup=0),
-    *(
-        each
-        for n in (1, 64)
-        for each in (
-            _of_user(f"greedy-{n}", f"{n} streams, greedy", n, {}),
-            _of_user(f"usual-{n}", "temperature 0.7, top_p 0.9", n, USUAL, f"greedy-{n}"),
-            _of_user(f"penalties-{n}", "and both penalties 0.5", n, PENALTIES, f"greedy-{n}"),
-            _of_user(f"logprobs-{n}", "and 5 log probabilities", n, LOGPROBS, f"greedy-{n}"),
-            _of_user(f"schema-{n}", "and a JSON schema", n, {**USUAL, **SCHEMA}, f"greedy-{n}"),
-            _of_user(f"tools-{n}", "and a tool that must be called", n, {**USUAL, **TOOLS}, f"greedy-{n}"),
-        )
-    ),
-    Workload(
-        name="arrivals",
-        about="8 a second at random moments",
-        num_prompts=80,
-        request_rate=8.0,
-        input_len=(32, 1024),
-        output_len=(16, 256),
-        extra=USUAL,
-    ),
-    _load("long", "one long text after another", 3, 1, (16000, 16000), (8, 8), extra=USUAL),
-    _of_user("later", "as `first`, a while later", 16, USUAL),
-)
-"""What people do: chats, sampled, right after the start, with schemas, tools and penalties, at random moments."""
-
-SUITES: Mapping[str, tuple[Workload, ...]] = {"standard": STANDARD, "user": USER}
+`user` is what people do: chats, sampled, right after the start, with schemas, tools and penalties, at random moments.
+"""
 CHAT_SUITES = frozenset({"user"})
 """Suites whose workloads are conversations: their fields are those of chat completions."""
 

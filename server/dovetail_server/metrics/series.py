@@ -152,7 +152,9 @@ def _series(row: dict[str, Any], own: Mapping[str, Series]) -> Series:
         fields["read"] = _READS.get(row["read"]) or attrgetter(row["read"])
     if (name := fields.pop("as", None)) is not None:
         return replace(own[f"dovetail_{name}"], **{"text": f"As dovetail_{name}.", **fields})
-    return {"load": Gauge, "tally": Count, "histogram": HistogramSpec}[fields.pop("of", "histogram")](**fields)
+    kind: type[Any] = {"load": Gauge, "tally": Count}.get(fields.pop("of", None), HistogramSpec)
+    made: Series = kind(**fields)
+    return made
 
 
 STYLES: dict[str, Style] = {}

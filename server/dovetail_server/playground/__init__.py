@@ -27,6 +27,12 @@ class Asset:
     media_type: str
     tag: str
 
+    @classmethod
+    def of(cls, file: Traversable, media_type: str) -> Asset:
+        """Read a file; its entity tag is of its content."""
+        data = file.read_bytes()
+        return cls(data, media_type, f'"{hashlib.sha256(data).hexdigest()[:32]}"')
+
 
 @cache
 def assets() -> dict[str, Asset]:
@@ -41,8 +47,7 @@ def _read(folder: Traversable, above: str) -> list[tuple[str, Asset]]:
         if entry.is_dir():
             found += _read(entry, path + "/")
         elif (media_type := MEDIA_TYPES.get(entry.name.rpartition(".")[2])) is not None:
-            data = entry.read_bytes()
-            found.append((path, Asset(data, media_type, f'"{hashlib.sha256(data).hexdigest()[:32]}"')))
+            found.append((path, Asset.of(entry, media_type)))
     return found
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from functools import cache
 from importlib.resources import files
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 
+from dovetail_server.playground import Asset
+from dovetail_server.routes.playground import send
 from dovetail_server.state import ServerState, get_state
 
 router = APIRouter(include_in_schema=False)
@@ -21,45 +22,19 @@ ASSETS = {
     "favicon-32x32.png": "image/png",
 }
 """Swagger UI, as the package `fastapi-swagger` brings it (Apache-2.0)."""
+OWN = {"docs.html": "text/html", "start.js": "text/javascript"}
+"""The page, and what it runs: a file of its own, so that scripts in the page can be forbidden."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-PAGE = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>Dovetail</title>
-<link rel="icon" href="docs/favicon-32x32.png">
-<link rel="stylesheet" href="docs/swagger-ui.css">
-</head>
-<body>
-<div id="page"></div>
-<script src="docs/swagger-ui-bundle.js"></script>
-<script src="docs/start.js"></script>
-</body>
-</html>
-"""
-START = """\
-SwaggerUIBundle({
-  url: "openapi.json",
-  dom_id: "#page",
-  deepLinking: true,
-  persistAuthorization: false,
-  displayRequestDuration: true,
-  defaultModelsExpandDepth: 0,
-  tryItOutEnabled: true,
-  validatorUrl: null,
-});
-"""
 
 
 @cache
-def asset(name: str) -> tuple[bytes, str]:
-    """Return a file of Swagger UI and its entity tag."""
-    data = (files("fastapi_swagger") / "resources" / name).read_bytes()
-    return data, f'"{hashlib.sha256(data).hexdigest()[:32]}"'
+def asset(name: str) -> Asset:
+    """Return the page, or a file of it."""
+    folder = files("dovetail_server.playground") if name in OWN else files("fastapi_swagger") / "resources"
+    return Asset.of(folder / name, {**ASSETS, **OWN}[name])
 
 
 @router.get("/")
@@ -69,26 +44,15 @@ async def root(state: Annotated[ServerState, Depends(get_state)]) -> Response:
 
 
 @router.get("/docs")
-async def docs() -> Response:
+async def docs(request: Request) -> Response:
     """The page."""
-    return HTMLResponse(PAGE, headers={"content-security-policy": POLICY})
-
-
-@router.get("/docs/start.js")
-async def start() -> Response:
-    """What the page runs: a file of its own, so that scripts in the page can be forbidden."""
-    return Response(START, media_type="text/javascript")
+    return send(request, await asyncio.to_thread(asset, "docs.html"), {"content-security-policy": POLICY})
 
 
 async def send_asset(request: Request) -> Response:
-    """A file of Swagger UI; it changes with the installed package only."""
-    name = request.url.path.rpartition("/")[2]
-    data, tag = await asyncio.to_thread(asset, name)
-    headers = {"etag": tag, "cache-control": "no-cache", "x-content-type-options": "nosniff"}
-    if request.headers.get("if-none-match") == tag:
-        return Response(status_code=304, headers=headers)
-    return Response(data, media_type=ASSETS[name], headers=headers)
+    """A file of the page; it changes with the installed packages only."""
+    return send(request, await asyncio.to_thread(asset, request.url.path.rpartition("/")[2]), {})
 
 
-for _name in ASSETS:
+for _name in (*ASSETS, "start.js"):
     router.add_api_route(f"/docs/{_name}", send_asset)

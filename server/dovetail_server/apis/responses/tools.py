@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Dropped, JsonObject
 from dovetail.processing.refusals import unsupported, wrong
-from dovetail_server.apis.custom import CustomTools, check_type, custom_arguments, object_schema
+from dovetail_server.apis.custom import CustomTools, check_type, custom_arguments
 from dovetail_server.apis.dropped import check_optional
 from dovetail_server.apis.responses import calls
 from dovetail_server.apis.responses.tool_schema import (
@@ -28,31 +29,8 @@ from dovetail_server.apis.responses.tool_schema import (
 )
 
 MAX_TOOLS = 1024
-TEXTS, NUMBER, TEXT = {"type": "array", "items": {"type": "string"}}, {"type": "integer"}, {"type": "string"}
-CLIENT_TOOLS: dict[str, tuple[str, JsonObject, list[str]]] = {
-    "local_shell": (
-        "Run a command on the user's computer. `command` is the program and its arguments.",
-        {
-            "command": TEXTS,
-            "working_directory": TEXT,
-            "timeout_ms": NUMBER,
-            "env": {"type": "object", "additionalProperties": TEXT},
-        },
-        ["command"],
-    ),
-    "shell": (
-        "Run shell commands on the user's computer. Each of `commands` is a line for the shell.",
-        {"commands": TEXTS, "timeout_ms": NUMBER, "max_output_length": NUMBER},
-        ["commands"],
-    ),
-    "apply_patch": (
-        "Create, update or delete a file. `diff` has the lines of the change, each behind +, - or a space; a file "
-        "that is deleted has none.",
-        {"type": {"enum": ["create_file", "update_file", "delete_file"]}, "path": TEXT, "diff": TEXT},
-        ["type", "path"],
-    ),
-}
-"""Of each tool that the client runs and the API describes: description, parameters, which of them are required."""
+CLIENT_TOOLS: dict[str, JsonObject] = msgspec.json.decode(Path(__file__).with_name("client_tools.json").read_bytes())
+"""Description and parameters of each tool that the client runs and the API describes."""
 
 
 @dataclass(slots=True)
@@ -118,9 +96,7 @@ def read_tools(tools: Sequence[tuple[str, Any]]) -> ReadTools:
         elif isinstance(tool, ResponseTool | ResponsesCustomTool):
             _add(made, tool, place, None)
         else:
-            about, properties, required = CLIENT_TOOLS[tool.type]
-            schema = object_schema(properties, required)
-            made.add({"name": tool.type, "description": about, "parameters": schema}, place)
+            made.add({"name": tool.type, **CLIENT_TOOLS[tool.type]}, place)
             made.calls[tool.type] = {"type": tool.type}
     _check_names(made)
     return made
