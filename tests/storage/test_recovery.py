@@ -330,29 +330,23 @@ def test_a_server_that_ends_says_so_of_its_background_responses(
     assert second.get(f"/v1/responses/{started['id']}").json()["status"] == "failed"
 
 
-def test_an_older_database_is_brought_up_to_date(make_harness: Callable[..., Any], tmp_path: Path) -> None:
-    """A database of the first version gains what came later and keeps its rows; migrations and tables agree."""
-    import contextlib
-
-    from alembic import command
+def test_tables_are_made_at_once_and_a_strangers_revision_is_refused(
+    make_harness: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A new database has the tables and the last revision, and one of a revision not known here says so."""
     from alembic.autogenerate import compare_metadata
-    from alembic.config import Config
     from alembic.migration import MigrationContext
 
-    from dovetail_server.storage.database import MIGRATIONS
     from dovetail_server.storage.tables import metadata
 
+    first = make_harness(file_storage_path=tmp_path)
+    assert first.get("/v1/files").json()["data"] == []
+    first.close()
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'dovetail.db'}")
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
     with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
-        columns = "id, owner, filename, purpose, bytes, created_at"
-        connection.exec_driver_sql(f"insert into files ({columns}) values ('file-1', '', 'f', 'evals', 0, 1)")
-    server = make_harness(file_storage_path=tmp_path)
-    assert [file["id"] for file in server.get("/v1/files").json()["data"]] == ["file-1"]
-    assert server.post("/v1/responses", {"model": "tiny", "input": "x"}).json()["store"] is True
-    with contextlib.closing(engine.connect()) as connection:
-        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+        context = MigrationContext.configure(connection)
+        assert (compare_metadata(context, metadata), context.get_current_revision()) == ([], "0006")
+        connection.exec_driver_sql("update alembic_version set version_num = '0003'")
     engine.dispose()
+    reply = make_harness(file_storage_path=tmp_path).get("/v1/files")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_unavailable")

@@ -16,6 +16,7 @@ import aiosqlite
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from alembic.util import CommandError
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -27,6 +28,7 @@ from dovetail_server.errors.catalogue import ServiceError, draining
 from dovetail_server.storage.disk import touch, waiting_lock
 from dovetail_server.storage.paths import DATABASE, StoragePaths
 from dovetail_server.storage.paths import MIGRATION_LOCK as MIGRATION_LOCK_FILE
+from dovetail_server.storage.tables import metadata
 
 logger = logging.getLogger("dovetail.server")
 BUSY_S = 5.0
@@ -228,16 +230,22 @@ def migrate(url: str, layout: StoragePaths) -> None:
             if engine.dialect.name == "sqlite":
                 touch(layout.database)  # SQLite's own mode would follow the umask; its journals take that of the file
             run_migrations(engine, config)
-    except (SQLAlchemyError, OSError) as error:
+    except (SQLAlchemyError, CommandError, OSError) as error:
         raise unavailable(error) from error
     finally:
         engine.dispose()
 
 
 def run_migrations(engine: sa.Engine, config: Config) -> None:
-    """Bring the tables up to date in one transaction."""
+    """Make the tables in a new database; bring those of an older one up to date."""
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+        else:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")  # else each table would be committed by itself
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        if sa.inspect(connection).has_table("alembic_version"):
+            command.upgrade(config, "head")
+        else:
+            metadata.create_all(connection)
+            command.stamp(config, "head")

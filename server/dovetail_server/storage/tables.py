@@ -1,4 +1,4 @@
-"""The tables. Times are seconds since 1970; the migrations in `migrations/` create the same.
+"""The tables. Times are seconds since 1970; a new database is made from them, and `migrations/` changes older ones.
 
 A process has a row as long as it counts up its beat; a lease is held by the name of a process, and worth nothing
 without that row. Each lease has a token that grows: a line's `attempt`, a batch's `lease_epoch`; a response is
