@@ -20,10 +20,10 @@ from dovetail_server.gateway.fan_out import merged
 from dovetail_server.gateway.fleet import Fleet, Worker
 from dovetail_server.gateway.relayed_log import WorkerLog, tagged
 from dovetail_server.gateway.server import GatewayServer
-from dovetail_server.gateway.state import GatewayState
 from dovetail_server.gateway.worker_settings import divide, worker_config, worker_environment
 from dovetail_server.relay.places import MAX_TEXT_BYTES, beginning
 from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.start.lifecycle import DrainingServer
 from dovetail_server.start.preflight import bind
 
 
@@ -216,9 +216,8 @@ def test_a_client_that_takes_nothing_is_cut_off_alone() -> None:
         lost.write(bytes(64 << 20))
         assert lost.get_write_buffer_size()
         open_ones = [SimpleNamespace(transport=one, client=one.get_extra_info("peername")) for one in (kept, lost)]
-        server = SimpleNamespace(server_state=SimpleNamespace(connections=open_ones))
-        state: Any = SimpleNamespace(server=server)
-        GatewayState.cut_off(state, {"client": lost.get_extra_info("peername")})
+        server: Any = SimpleNamespace(server_state=SimpleNamespace(connections=open_ones))
+        DrainingServer.cut_off(server, {"client": lost.get_extra_info("peername")})
         assert (kept.is_closing(), lost.is_closing(), lost.get_write_buffer_size()) == (False, True, 0)
         for _, writer in clients:
             writer.close()

@@ -19,7 +19,7 @@ import dovetail
 from dovetail_server.errors.catalogue import ServiceError
 from dovetail_server.http.auth import CALLER
 from dovetail_server.http.shown import shown
-from dovetail_server.routes.health import answer
+from dovetail_server.routes.health import answer, probe_routes
 
 if TYPE_CHECKING:
     from dovetail_server.gateway.fleet import Worker
@@ -75,7 +75,6 @@ def own(ready: int, workers: int, starts: int, placed: int) -> str:
     )
 
 
-PROBES = ("/readyz", "/health", "/ping", "/health_generate")
 COMMANDS = ("/flush_cache", "/abort_request", "/start_profile", "/stop_profile")
 """Whatever worker a request is on, or prefix is cached on."""
 SUMMED = ("requests", "running_requests", "input_tokens", "output_tokens")
@@ -95,8 +94,6 @@ class FanOut:
     def routes(self) -> list[Route]:
         """Return them."""
         table: list[tuple[str, list[str], Endpoint]] = [
-            ("/livez", ["GET"], self.live),
-            *((path, ["GET", "POST"] if path == "/ping" else ["GET"], self.ready) for path in PROBES),
             ("/metrics", ["GET"], self.metrics),
             ("/loads", ["GET"], self.loads),
             ("/v1/loads", ["GET"], self.loads),
@@ -104,11 +101,8 @@ class FanOut:
             ("/v1/usage", ["GET"], self.usage),
             *((path, ["GET", "POST"] if path == "/flush_cache" else ["POST"], self.command) for path in COMMANDS),
         ]
-        return [Route(path, endpoint, methods=methods) for path, methods, endpoint in table]
-
-    async def live(self, request: Request) -> Response:
-        """Whether this process answers."""
-        return answer(None)
+        own = [Route(path, endpoint, methods=methods) for path, methods, endpoint in table]
+        return [*probe_routes(self.ready), *own]
 
     async def ready(self, request: Request) -> Response:
         """Whether requests would be served now: by one worker at least."""

@@ -15,13 +15,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.routing import Mount
 
 from dovetail.base.process_limits import num_cores
 from dovetail.base.supervisor import LAST_RESORT_S, Service, Supervisor
-from dovetail.contracts.errors import ConfigError, DovetailError, EngineError, PluginError, RequestError
-from dovetail_server.errors import catalogue as errors
+from dovetail.contracts.errors import ConfigError, DovetailError, PluginError
 from dovetail_server.gateway.child import Child, reserve_port
 from dovetail_server.gateway.fan_out import FanOut
 from dovetail_server.gateway.fleet import STARTING, Fleet, Worker
@@ -33,35 +30,22 @@ from dovetail_server.gateway.state import GatewayState
 from dovetail_server.gateway.worker_settings import count_gpus, divide
 from dovetail_server.http.connections import raise_file_limit
 from dovetail_server.start import preflight
-from dovetail_server.start.app import FORM_BYTES, add_layers, handle_error, handle_http
+from dovetail_server.start.app import FORM_BYTES, make_relay_app
 from dovetail_server.start.run import announce, forget_secrets, new_event_loop
 from dovetail_server.start.startup import StartupTimer
 
 if TYPE_CHECKING:
     from dovetail_server.settings.serve import ServeSettings
 
-# The gateway's application: the layers of every server, its own few routes, and the relay for all others.
-
 
 def create_app(state: GatewayState) -> Starlette:
-    """Build the application of one gateway.
+    """Build the application of one gateway: its own few routes, and the relay for all others.
 
     Raises:
         PluginError: An API takes a path that is the gateway's own.
     """
-    own = FanOut(state).routes()
-    app = Starlette(
-        routes=[*own, Mount("/", app=Relay(state))],
-        exception_handlers={
-            **dict.fromkeys((RequestError, errors.ServiceError, EngineError), handle_error),
-            HTTPException: handle_http,
-        },
-    )
-    app.state.server = state
-    settings = state.settings
-    upload_bytes = max(settings.max_body_bytes, settings.max_file_bytes + FORM_BYTES)
-    add_layers(app, state, {"/v1/files": upload_bytes}, own)
-    return app
+    upload_bytes = max(state.settings.max_body_bytes, state.settings.max_file_bytes + FORM_BYTES)
+    return make_relay_app(state, FanOut(state).routes(), Relay(state), {"/v1/files": upload_bytes})
 
 
 logger = logging.getLogger("dovetail.server")
@@ -173,7 +157,7 @@ class Gateway:
                 await asyncio.gather(http, return_exceptions=True)
             self._raise_failure([http, *runs])
         finally:
-            await self._end(state)
+            await self._end(state, is_forced=server.force_exit)
             listener.close()
         return 0 if server.started else 1
 
@@ -265,11 +249,10 @@ class Gateway:
                 await asyncio.sleep(WATCH_S)
         logger.info("All %d workers restarted.", len(self.children))
 
-    async def _end(self, state: GatewayState) -> None:
+    async def _end(self, state: GatewayState, *, is_forced: bool) -> None:
         """End the workers, smg and the session."""
         self.tasks.exit_after(self.settings.drain_timeout + LAST_RESORT_S)
         await asyncio.gather(*(worker_health.stop() for worker_health in self._worker_health))
-        is_forced = state.server is not None and state.server.force_exit
         await asyncio.gather(*(child.end(at_once=is_forced) for child in self.children))
         await self.tasks.close()
         await state.placement.close()

@@ -15,36 +15,29 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Mount, Route
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.contracts.errors import EngineError, RequestError
-from dovetail_server.apis.guarded import watch
-from dovetail_server.apis.loaded import named_apis
 from dovetail_server.errors import catalogue as errors
 from dovetail_server.gateway.client_response import HOP
 from dovetail_server.http.addresses import DEPLOYMENT
-from dovetail_server.http.auth import Keys
 from dovetail_server.http.journal import JOURNAL_HEADER, KEY_HEADER, PATH, end_of
 from dovetail_server.ray.call import ProxiedRequest, ResponseHead
-from dovetail_server.relay.places import Places
+from dovetail_server.relay.places import RelayState
 from dovetail_server.relay.replies import STILL, CutError, Pieces, RelayedStream, pass_whole
-from dovetail_server.routes.health import answer
+from dovetail_server.routes.health import answer, probe_routes
 from dovetail_server.schema.models import DEFAULT_MODEL
-from dovetail_server.serving.hooks import ApiHooks
 from dovetail_server.serving.served import check_deployment
 from dovetail_server.settings.serve import ServeSettings
-from dovetail_server.start.app import add_layers, handle_error, handle_http
-from dovetail_server.tenants.tenant import Tenant
+from dovetail_server.start.app import make_relay_app
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
 logger = logging.getLogger("dovetail.server")
-PROBES = ("/readyz", "/health", "/ping", "/health_generate")
 EVERYWHERE = frozenset(
     ("/metrics", "/loads", "/v1/loads", "/flush_cache", "/abort_request", "/start_profile", "/stop_profile")
 )
@@ -71,26 +64,14 @@ class DeployedModel:
     names: list[str]
 
 
-class FrontState:
+class FrontState(RelayState):
     """What the layers and the relay share. Used from one event loop."""
 
     def __init__(self, settings: ServeSettings, models: Sequence[DeployedModel], resume_key: str) -> None:
         """Hold nothing yet."""
-        self.settings = settings
-        self.keys = Keys.of(settings, counts=False)
+        super().__init__(settings)
         self.models = models
         self.resume_key = resume_key
-        self.hooks = ApiHooks()
-        self.num_held_bytes = 0
-        """Bytes of request bodies in memory, …"""
-        self.held_by: dict[Tenant, int] = {}
-        """… and whose they are."""
-        self.num_kept_bytes = 0
-        """Of the journals of all streams, and of the replies that are held."""
-        self.apis = named_apis(settings)
-        watch(self.apis)
-        self.places = Places(self.apis)
-        """What may be done with the routes of the replicas."""
         self._handles: dict[str, DeploymentHandle[Any]] = {}
 
     def handle(self, served: DeployedModel) -> Any:
@@ -150,26 +131,8 @@ class Front:
 def create_app(state: FrontState) -> Starlette:
     """Build the application."""
     relay = RayRelay(state)
-    app = Starlette(
-        routes=[
-            Route("/livez", live, methods=["GET"]),
-            *(Route(path, relay.ready, methods=["GET", "POST"] if path == "/ping" else ["GET"]) for path in PROBES),
-            Route("/v1/models", relay.list_models, methods=["GET"]),
-            Mount("/", app=relay),
-        ],
-        exception_handlers={
-            **dict.fromkeys((RequestError, errors.ServiceError, EngineError), handle_error),
-            HTTPException: handle_http,
-        },
-    )
-    app.state.server = state
-    add_layers(app, state, {})
-    return app
-
-
-async def live(request: Request) -> Response:
-    """Whether this process answers."""
-    return answer(None)
+    own = [*probe_routes(relay.ready), Route("/v1/models", relay.list_models, methods=["GET"])]
+    return make_relay_app(state, own, relay, {})
 
 
 class RayRelay:

@@ -7,12 +7,17 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from dovetail.contracts.api import Api, Route
-from dovetail_server.apis.loaded import generating, of_packages
+from dovetail_server.apis.guarded import watch
+from dovetail_server.apis.loaded import generating, named_apis, of_packages
+from dovetail_server.http.auth import Keys
 from dovetail_server.http.journal import END, end_of
 from dovetail_server.openapi.document import PLACES
 from dovetail_server.serving import run
+from dovetail_server.serving.hooks import ApiHooks
 from dovetail_server.serving.sse import error_event
+from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.start import app  # noqa: F401 imports all routes, which say where they go
+from dovetail_server.tenants.tenant import Tenant
 
 MAX_PARSED_BYTES = 1 << 20
 """Larger bodies are not looked into, which would hold up every other request."""
@@ -51,6 +56,28 @@ def beginning(body: bytes) -> str | None:
         return None  # the worker says what is wrong with it
     text = b"".join(bytes(getattr(prompt, name))[:MAX_TEXT_BYTES] for name in ORDER)[:MAX_TEXT_BYTES]
     return text.decode("utf-8", "replace") or None
+
+
+class RelayState:
+    """What stands in front of servers: its keys, its limits, and what it may do with their routes.
+
+    Attributes:
+        num_held_bytes: Bytes of request bodies in memory, and `held_by` whose they are.
+        num_kept_bytes: Of the journals of all streams, and of the replies that are held.
+        places: What may be done with the routes of the servers.
+    """
+
+    def __init__(self, settings: ServeSettings) -> None:
+        """Find the APIs of the settings; the keys count nothing, as those of the servers do."""
+        self.settings = settings
+        self.keys = Keys.of(settings, counts=False)
+        self.hooks = ApiHooks()
+        self.num_held_bytes = 0
+        self.held_by: dict[Tenant, int] = {}
+        self.num_kept_bytes = 0
+        self.apis = named_apis(settings)
+        watch(self.apis)
+        self.places = Places(self.apis)
 
 
 class Places:

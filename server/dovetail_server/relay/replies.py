@@ -14,15 +14,15 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from dovetail_server.http.journal import END, MAX_JOURNAL_BYTES, PREFIX, end_of
-from dovetail_server.relay.places import Places
+from dovetail_server.relay.places import Places, RelayState
 
 if TYPE_CHECKING:
-    from dovetail_server.settings.serve import ServeSettings
+    pass
 
 logger = logging.getLogger("dovetail.server")
 Pieces = AsyncGenerator[bytes, None]
@@ -33,21 +33,10 @@ MAX_REPLY_BYTES = 32 << 20
 """Of a reply that is no stream: a larger one is sent as it comes."""
 
 
-class ReplyMemory(Protocol):
-    """Whose memory all journals and held replies are in."""
-
-    num_kept_bytes: int
-    """Of the journals of all streams, and of the replies that are held."""
-
-    @property
-    def settings(self) -> ServeSettings:
-        """With `max_queued_bytes`."""
-
-
 class StreamBuffer:
     """The events and the journal of one stream."""
 
-    def __init__(self, holder: ReplyMemory, path: str, body: bytes, ends: Callable[[Exception], bytes]) -> None:
+    def __init__(self, holder: RelayState, path: str, body: bytes, ends: Callable[[Exception], bytes]) -> None:
         """Begin; `path` and `body` are those of the request, `ends` writes the end of a stream that cannot go on."""
         self.end = END
         """Of an event."""
@@ -130,7 +119,7 @@ class StreamBuffer:
 class ResponseBuffer:
     """The pieces of a reply that is held until it is whole."""
 
-    def __init__(self, holder: ReplyMemory) -> None:
+    def __init__(self, holder: RelayState) -> None:
         """Hold nothing yet."""
         self._holder = holder
         self._pieces: deque[bytes] = deque()
@@ -169,7 +158,7 @@ class RelayedStream(ABC):
     successor = "another replica"
     """What the log calls the server that goes on."""
 
-    def __init__(self, holder: ReplyMemory, places: Places, path: str, body: bytes, request_id: str) -> None:
+    def __init__(self, holder: RelayState, places: Places, path: str, body: bytes, request_id: str) -> None:
         """Begin; `path` and `body` are the request's, memory is `holder`'s."""
         self.kept = StreamBuffer(holder, path, body, places.ending(path, request_id))
 
@@ -227,7 +216,7 @@ class RelayedStream(ABC):
 
 
 async def pass_whole(
-    holder: ReplyMemory,
+    holder: RelayState,
     pieces: Pieces,
     begin: Callable[[], Awaitable[None]] | None,
     send: Callable[[bytes], Awaitable[None]],

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Depends
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
-from dovetail_server.http.auth import CALLER, NO_CALLER
+from dovetail_server.http.auth import CALLER, NO_CALLER, PROBES
 from dovetail_server.openapi.document import FAILURES
 from dovetail_server.state import ServerState, get_state
 
@@ -62,3 +64,14 @@ async def ping(state: State) -> Response:
 async def health_generate(state: State) -> Response:
     """Whether the engine's step counter moves while there is work; no synthetic request is made."""
     return answer(await state.health(), state.hooks.observers.removed)
+
+
+async def live(request: Request) -> Response:
+    """The process answers: of an address that has no router of its own."""
+    return answer(None)
+
+
+def probe_routes(ready: Callable[[Request], Awaitable[Response]]) -> list[Route]:
+    """Return the routes of probes for such an address; `ready` answers all but the first."""
+    routes = [Route(path, ready, methods=["GET", "POST"] if path == "/ping" else ["GET"]) for path in sorted(PROBES)]
+    return [Route("/livez", live, methods=["GET"]), *routes]

@@ -13,7 +13,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
 
 import dovetail
 from dovetail.contracts.api import Api, View
@@ -144,6 +145,7 @@ def create_app(state: ServerState) -> FastAPI:
         description=DESCRIPTION,
         docs_url=None,  # FastAPI's loads scripts from elsewhere
         redoc_url=None,
+        exception_handlers={**HANDLERS, RequestValidationError: handle_validation},
         lifespan=lifespan,
     )
     app.state.server = state
@@ -164,10 +166,6 @@ def create_app(state: ServerState) -> FastAPI:
     if state.settings.unknown_fields == "warn":
         app.add_middleware(LeavesOut, fields=state.unknown_fields)
     add_layers(app, state, {"/v1/files": upload_bytes, RESUME_PATH: resume_bytes})
-    for kind in (RequestError, errors.ServiceError, EngineError):
-        app.add_exception_handler(kind, handle_error)
-    app.add_exception_handler(HTTPException, handle_http)
-    app.add_exception_handler(RequestValidationError, handle_validation)
     build_schema = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -235,6 +233,18 @@ def add_layers(app: Starlette, state: Layered, streamed: dict[str, int], beside:
     app.add_middleware(Addresses, routes=Routes([*own, *paths]), root_path=settings.root_path)
 
 
+def make_relay_app(state: Layered, own: Sequence[Route], relay: ASGIApp, streamed: dict[str, int]) -> Starlette:
+    """Build an application that has a few routes of its own and relays all other requests, behind the same layers.
+
+    Raises:
+        PluginError: An API takes a path that is the application's own.
+    """
+    app = Starlette(routes=[*own, Mount("/", app=relay)], exception_handlers=HANDLERS)
+    app.state.server = state
+    add_layers(app, state, streamed, own)
+    return app
+
+
 async def handle_error(request: Request, error: Exception) -> Response:
     """Answer an error of ours."""
     return errors.to_reply(error, is_admin=CALLER.get().may_admin)
@@ -278,3 +288,9 @@ async def handle_validation(request: Request, error: Exception) -> Response:
     reason = str(found["msg"]).removeprefix("Input ")
     text = f"{param} {reason[0].lower()}{reason[1:]}"
     return errors.to_reply(RequestError(text, param=param, code="invalid_value"))
+
+
+HANDLERS: dict[Any, Any] = {
+    **dict.fromkeys((RequestError, errors.ServiceError, EngineError), handle_error),
+    HTTPException: handle_http,
+}

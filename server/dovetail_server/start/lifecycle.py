@@ -9,6 +9,8 @@ import signal
 import socket
 import struct
 import time
+from abc import abstractmethod
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any, Protocol
@@ -34,14 +36,22 @@ LAST_WORDS_S = 5.0
 """Time for replies to leave after their requests were cut off."""
 
 
-class ForcedServer(uvicorn.Server):
-    """Ends the application at a second signal, too, where uvicorn leaves it running, to die with the event loop.
+class DrainingServer(uvicorn.Server):
+    """Drains at the first signal, and ends the application at a second, where uvicorn leaves it running.
 
     It accepts many connections in a round of the event loop.
     """
 
+    def __init__(self, app: ASGIApp, state: Any) -> None:
+        """Serve `app` whose state is `state`."""
+        super().__init__(uvicorn_options(app, state))
+        self.state = state
+        state.cut_off = self.cut_off
+        self._loop: asyncio.AbstractEventLoop | None = None
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen on each socket with so many handles, which end with the server."""
+        """Listen on each socket with so many handles, which end with the server; remember the loop, for signals."""
+        self._loop = asyncio.get_running_loop()
         given = sockets or []
         more = [listener.dup() for listener in given for _ in range(ACCEPTED_AT_ONCE - 1)]
         await super().startup(sockets=[*given, *more])
@@ -53,25 +63,41 @@ class ForcedServer(uvicorn.Server):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.lifespan.shutdown(), LINGER_S)
 
+    def cut_off(self, scope: Scope) -> None:
+        """Close the connection of a request; what is still to be sent on it is dropped, by the kernel too."""
+        for connection in list(self.server_state.connections):
+            transport = connection.transport
+            if transport is not None and getattr(connection, "client", None) == scope.get("client"):
+                transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
+                transport.abort()
 
-class HttpServer(ForcedServer):
+    @abstractmethod
+    async def drain(self, grace_s: float = 0.0) -> None:
+        """Serve on for a while, let what is under way finish, cut off the rest, then stop serving."""
+
+    def _drain_soon(self, sig: int, drain_s: float) -> None:
+        """Begin from a signal, after which new requests are served for a while: after SIGTERM alone."""
+        grace_s = min(self.state.settings.drain_grace, drain_s) if sig == signal.SIGTERM else 0.0
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._begin_drain, grace_s)
+
+    def _begin_drain(self, grace_s: float = 0.0) -> None:
+        self.state.tasks.start("drain", self.drain(grace_s))
+
+    async def _wait_while(self, is_busy: Callable[[], object], limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        while is_busy() and time.monotonic() < deadline and not self.force_exit:
+            await asyncio.sleep(0.02)
+
+
+class HttpServer(DrainingServer):
     """Drains at the first SIGTERM or SIGINT; a second one ends at once.
 
     After SIGTERM new requests are still served for `--drain-grace` seconds while health says that none should come:
     whoever routes requests looks at it now and then only.
     """
 
-    def __init__(self, app: ASGIApp, state: ServerState) -> None:
-        """Serve `app` whose state is `state`."""
-        super().__init__(uvicorn_options(app, state))
-        self.state = state
-        state.cut_off = self.cut_off
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Remember the event loop, for signals."""
-        self._loop = asyncio.get_running_loop()
-        await super().startup(sockets)
+    state: ServerState
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal; runs between two bytecodes of the main thread."""
@@ -83,60 +109,36 @@ class HttpServer(ForcedServer):
             self.should_exit = True
             return
         state.is_leaving = True
-        grace_s = min(state.settings.drain_grace, drain_s) if sig == signal.SIGTERM else 0.0
-        self._loop.call_soon_threadsafe(self._begin_drain, grace_s)
-
-    def cut_off(self, scope: Scope) -> None:
-        """Close the connection of a request; what is still to be sent on it is dropped, by the kernel too."""
-        for connection in list(self.server_state.connections):
-            transport = connection.transport
-            if transport is not None and getattr(connection, "client", None) == scope.get("client"):
-                transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
-                transport.abort()
-
-    def _begin_drain(self, grace_s: float = 0.0) -> None:
-        self.state.tasks.start("drain", self.drain(grace_s))
+        self._drain_soon(sig, drain_s)
 
     async def drain(self, grace_s: float = 0.0) -> None:
         """Serve on for a while, let what is under way finish, cut off the rest, then stop serving."""
         state, began = self.state, time.monotonic()
         state.is_leaving = True
-        await self._while_connected(grace_s)
+        await self._wait_while(lambda: self.server_state.connections, grace_s)
         state.is_draining = True
         state.leaving.set()
         timeout = max(0.0, state.settings.drain_timeout - (time.monotonic() - began))
-        if self.is_busy:
+        if self.is_busy():
             logger.info("Stopping: %d requests get up to %g s to finish.", len(self.server_state.tasks), timeout)
-        await self._wait_idle(timeout)
+        await self._wait_while(self.is_busy, timeout)
         if state.num_live:
             waited_s = time.monotonic() - began
             logger.warning("Cutting off %d requests after %.1f s.", state.num_live, waited_s)
             for live in list(state.live.values()):
                 live.abort()
-            await self._wait_idle(LAST_WORDS_S)
+            await self._wait_while(self.is_busy, LAST_WORDS_S)
         if state.num_live:
             await state.engine.close(wait=False)  # it does not answer: its end is what ends the streams
-            await self._wait_idle(LAST_WORDS_S)
+            await self._wait_while(self.is_busy, LAST_WORDS_S)
         # A router sends its next request on a connection that it holds open: a 503 it retries elsewhere, a connection
         # that breaks it may not.
-        await self._while_connected(LINGER_S)
+        await self._wait_while(lambda: self.server_state.connections, LINGER_S)
         self.should_exit = True
 
-    async def _while_connected(self, limit_s: float) -> None:
-        """Wait while clients hold connections open."""
-        deadline = time.monotonic() + limit_s
-        while self.server_state.connections and time.monotonic() < deadline and not self.force_exit:
-            await asyncio.sleep(0.02)
-
-    @property
     def is_busy(self) -> bool:
         """Whether a request is being answered, or the engine works on one."""
         return bool(self.server_state.tasks or self.state.num_live)
-
-    async def _wait_idle(self, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        while self.is_busy and time.monotonic() < deadline and not self.force_exit:
-            await asyncio.sleep(0.02)
 
 
 class ServedModels(Protocol):
