@@ -6,7 +6,7 @@ import difflib
 import sys
 from importlib import import_module
 
-from dovetail.contracts.errors import ConfigError, DovetailError
+from dovetail_server.cli.exits import exit_code
 
 BENCHMARKS = {
     "serve": (
@@ -37,14 +37,5 @@ def main(argv: list[str]) -> int:
         hint = f"did you mean {near[0]!r}?" if near else f"benchmarks: {', '.join(BENCHMARKS)}"
         print(f"dovetail bench: error: {name!r} is no benchmark; {hint}", file=sys.stderr)
         return 2
-    try:
-        module, _, function = BENCHMARKS[name][0].partition(":")
-        return int(getattr(import_module(module), function)(argv[1:]))
-    except ConfigError as error:
-        print(f"dovetail bench {name}: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except DovetailError as error:
-        print(f"dovetail bench {name}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    module, _, function = BENCHMARKS[name][0].partition(":")
+    return exit_code(f"bench {name}", lambda: int(getattr(import_module(module), function)(argv[1:])))

@@ -10,7 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dovetail.contracts.errors import ConfigError, DovetailError
+from dovetail.contracts.errors import ConfigError
+from dovetail_server.cli.exits import exit_code
 
 if TYPE_CHECKING:
     from dovetail_server.terminal.chat import Ask
@@ -36,18 +37,13 @@ def main(argv: list[str]) -> int:
         parser.error("give a model with its flags or --url, not both")
     signal.signal(signal.SIGTERM, _leave)  # so that a server started here ends, too
     signal.signal(signal.SIGHUP, _leave)
-    try:
+
+    def work() -> int:
         with connected(args.url, args.model, flags, args.api_key) as server:
             converse(server, args.name, args.system)
         return 0
-    except ConfigError as error:
-        print(f"dovetail chat: error: {error}", file=sys.stderr)
-        return 2
-    except DovetailError as error:
-        print(f"dovetail chat: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+
+    return exit_code("chat", work)
 
 
 def split(argv: list[str]) -> tuple[list[str], list[str]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from dovetail.base import log
-from dovetail.contracts.errors import ConfigError, DovetailError
+from dovetail.contracts.errors import ConfigError
+from dovetail_server.cli.exits import exit_code
 from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.cli.serve import serve_several
 from dovetail_server.settings.serve import ServeSettings
@@ -51,26 +52,26 @@ def main(argv: list[str]) -> int:
         print(USAGE.format(names=names), end="")
         return 0 if argv else 2
     log.follow("gateway")
-    try:
-        urls, others = split_workers(argv)
-        flags = parse_flags(others)
-        if isinstance(flags, str):
-            raise ConfigError("--help=all: give --help")
-        settings = load_settings(flags)
-        # Of flags only: the environment may be that of servers, too, as in an image.
-        if strange := sorted((set(flags) & set(ServeSettings.model_fields)) - FIELDS):
-            name = f"--{strange[0].replace('_', '-')}"
-            raise ConfigError(f"{name}: a setting of the servers behind a gateway; give it to each `dovetail serve`")
-        log.setup(settings.log_level, form=settings.log_format)
-        return serve_several(settings.model_copy(update={"served_model_name": ["the workers' model"]}), urls)
-    except ConfigError as error:
-        log.complain(f"dovetail gateway: error: {' '.join(str(error).split())}")
-        return 2
-    except DovetailError as error:
-        log.complain(f"dovetail gateway: {error}")
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    return exit_code("gateway", lambda: serve(argv))
+
+
+def serve(argv: list[str]) -> int:
+    """Serve until a signal.
+
+    Raises:
+        ConfigError: An argument cannot be used, or is a setting of the servers.
+    """
+    urls, others = split_workers(argv)
+    flags = parse_flags(others)
+    if isinstance(flags, str):
+        raise ConfigError("--help=all: give --help")
+    settings = load_settings(flags)
+    # Of flags only: the environment may be that of servers, too, as in an image.
+    if strange := sorted((set(flags) & set(ServeSettings.model_fields)) - FIELDS):
+        name = f"--{strange[0].replace('_', '-')}"
+        raise ConfigError(f"{name}: a setting of the servers behind a gateway; give it to each `dovetail serve`")
+    log.setup(settings.log_level, form=settings.log_format)
+    return serve_several(settings.model_copy(update={"served_model_name": ["the workers' model"]}), urls)
 
 
 def split_workers(argv: list[str]) -> tuple[list[str], list[str]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dovetail.contracts.errors import ConfigError, RequestError
+from dovetail_server.cli.exits import OF_A_MODEL, exit_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -51,18 +51,15 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--load-format", default="auto", help="as that of `dovetail serve`; dummy needs no weights")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
-    try:
+
+    def work() -> int:
         facts = info(args.model, args.tokenizer_path, args.chat_template, args.model_impl, args.load_format)
-    except (ConfigError, RequestError) as error:
-        return refuse(str(error))
-    print(json.dumps(facts, indent=2, ensure_ascii=False) if args.json else table(facts))
-    return 0 if facts["refused"] is None else refuse(facts["refused"])
+        print(json.dumps(facts, indent=2, ensure_ascii=False) if args.json else table(facts))
+        if facts["refused"] is not None:
+            raise ConfigError(facts["refused"])
+        return 0
 
-
-def refuse(reason: str) -> int:
-    """Say in a line why the model cannot be served; returns the exit code."""
-    print(f"dovetail info: error: {' '.join(reason.split())}", file=sys.stderr)
-    return 2
+    return exit_code("info", work, OF_A_MODEL)
 
 
 def info(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dovetail.contracts.errors import ConfigError, RequestError
+from dovetail.contracts.errors import ConfigError
+from dovetail_server.cli.exits import OF_A_MODEL, exit_code
 
 if TYPE_CHECKING:
     from dovetail.base.settings import EngineSettings
@@ -48,12 +48,12 @@ def main(argv: list[str]) -> int:
     if any(arg in {"-h", "--help"} for arg in argv):
         print(USAGE, end="")
         return 0
-    try:
-        wish = parse(argv)
-        found = plan(wish)
-    except (ConfigError, RequestError) as error:
-        print(f"dovetail plan: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+    return exit_code("plan", lambda: show(parse(argv)), OF_A_MODEL)
+
+
+def show(wish: PlanArgs) -> int:
+    """Print a plan; raises as `plan` does."""
+    found = plan(wish)
     if wish.as_json:
         print(json.dumps(found.as_dict(), indent=2))
     else:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from dovetail.base import log
 from dovetail.base.distribution import install_extra
-from dovetail.contracts.errors import ConfigError, DovetailError, RequestError, said
+from dovetail.contracts.errors import ConfigError
 from dovetail.plugins.exits import ended_by, innermost, name_exits
+from dovetail_server.cli.exits import OF_A_MODEL, exit_code
 
 if TYPE_CHECKING:
     from dovetail_server.settings.serve import ServeSettings
@@ -17,17 +18,13 @@ if TYPE_CHECKING:
 def main(argv: list[str]) -> int:
     """Serve until a signal. Exit code 2 for what the user can fix, 1 for what the engine could not do."""
     log.follow("server")
-    try:
+
+    def work() -> int:
         settings = settings_from(argv)
         return 0 if settings is None else serve(settings)
-    except (ConfigError, RequestError) as error:  # of a start's own texts, which only a model's file can refuse
-        log.complain(f"dovetail serve: error: {said(error)}")
-        return 2
-    except DovetailError as error:
-        log.complain(f"dovetail serve: {said(error)}")
-        return 1
-    except KeyboardInterrupt:
-        return 130
+
+    try:
+        return exit_code("serve", work, OF_A_MODEL)
     except SystemExit as error:  # nothing of ours raises it
         text = ended_by(f"sys.exit({error.code!r})", innermost(error.__traceback__))
         log.complain(f"dovetail serve: error: {text}")

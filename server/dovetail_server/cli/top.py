@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
+from contextlib import suppress
 
-from dovetail.contracts.errors import ConfigError, DovetailError
+from dovetail.contracts.errors import DovetailError
+from dovetail_server.cli.exits import exit_code
 
 
 def main(argv: list[str]) -> int:
@@ -21,17 +22,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--interval", type=_seconds, default=1.0, help="refresh interval in seconds (%(default)s)")
     parser.add_argument("--once", action="store_true", help="print one snapshot and exit")
     args = parser.parse_args(argv)
-    try:
-        watch(args.url, args.api_key, args.interval, once=args.once)
-        return 0
-    except ConfigError as error:
-        print(f"dovetail top: error: {error}", file=sys.stderr)
-        return 2
-    except DovetailError as error:
-        print(f"dovetail top: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 0
+    return exit_code("top", lambda: watch(args.url, args.api_key, args.interval, once=args.once))
 
 
 def _seconds(text: str) -> float:
@@ -41,8 +32,8 @@ def _seconds(text: str) -> float:
     return value
 
 
-def watch(url: str, key: str | None, interval: float, *, once: bool) -> None:
-    """Draw looks at a server until interrupted.
+def watch(url: str, key: str | None, interval: float, *, once: bool) -> int:
+    """Draw looks at a server until interrupted; return 0.
 
     Raises:
         DovetailError: The first look failed; later ones may, and are tried again.
@@ -63,8 +54,9 @@ def watch(url: str, key: str | None, interval: float, *, once: bool) -> None:
     load, before, problem = look(), None, ""
     if once:
         console.print(picture(server.url, load, None, ""))
-        return
-    with Live(picture(server.url, load, None, ""), console=console, auto_refresh=False, screen=True) as live:
+        return 0
+    first = picture(server.url, load, None, "")
+    with suppress(KeyboardInterrupt), Live(first, console=console, auto_refresh=False, screen=True) as live:
         while True:
             time.sleep(interval)
             try:
@@ -72,3 +64,4 @@ def watch(url: str, key: str | None, interval: float, *, once: bool) -> None:
             except DovetailError as error:
                 problem = str(error)
             live.update(picture(server.url, load, before, problem), refresh=True)
+    return 0
