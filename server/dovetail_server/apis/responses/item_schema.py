@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union, get_args
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter
 
@@ -31,121 +31,116 @@ class InputPart(SentBack):
 Parts = Annotated[list[InputPart], Field(max_length=4096)]
 
 
-class MessageItem(SentBack):
+class SentItem(SentBack):
+    """An item of an input."""
+
+    type: str
+    id: ItemId | None = None
+    status: Status | None = None
+
+
+class KeptItem(SentItem):
+    """One that is kept as it was sent."""
+
+
+class ResultItem(SentItem):
+    """What a tool gave, as text or parts."""
+
+    call_id: Name
+    output: Text | Parts
+    name: Name | None = None
+
+
+class MessageItem(SentItem):
     """A message. An answer of the model is one with the role `assistant`."""
 
     type: Literal["message"] = "message"
-    id: ItemId | None = None
     role: Literal["user", "assistant", "system", "developer"]
     content: Text | Parts
-    status: Status | None = None
     phase: Annotated[str, Field(max_length=32)] | None = Field(None, description="Accepted; no template here knows it.")
 
 
-class FunctionCallItem(SentBack):
+class FunctionCallItem(KeptItem):
     """A tool call of the model. `arguments` is JSON text."""
 
     type: Literal["function_call"]
-    id: ItemId | None = None
     call_id: Name
     name: Name
     arguments: Text
     namespace: Name | None = None
     parsed_arguments: FreeForm | None = Field(None, description="As client libraries add them; `arguments` count.")
-    status: Status | None = None
 
 
-class FunctionCallOutputItem(SentBack):
+class FunctionCallOutputItem(ResultItem):
     """The result of a call."""
 
     type: Literal["function_call_output"]
-    id: ItemId | None = None
-    call_id: Name
-    output: Text | Parts
-    name: Name | None = None
-    status: Status | None = None
 
 
-class CustomCallItem(SentBack):
+class CustomCallItem(KeptItem):
     """A call of a custom tool."""
 
     type: Literal["custom_tool_call"]
-    id: ItemId | None = None
     call_id: Name
     name: Name
     input: Text
     namespace: Name | None = None
-    status: Status | None = None
 
 
-class CustomCallOutputItem(SentBack):
+class CustomCallOutputItem(ResultItem):
     """What a custom tool gave."""
 
     type: Literal["custom_tool_call_output"]
-    id: ItemId | None = None
-    call_id: Name
-    output: Text | Parts
-    name: Name | None = None
-    status: Status | None = None
 
 
-class ShellCallItem(SentBack):
+class ShellCallItem(KeptItem):
     """A command, or several, that the model had the client run."""
 
     type: Literal["local_shell_call", "shell_call"]
-    id: ItemId | None = None
     call_id: Name
     action: FreeForm
-    status: Status | None = None
 
 
-class LocalShellOutputItem(SentBack):
+class LocalShellOutputItem(KeptItem):
     """What a command gave. In OpenAI's API `id` is the call's."""
 
     type: Literal["local_shell_call_output"]
     id: ItemId
     call_id: Name | None = None
     output: Text
-    status: Status | None = None
 
 
-class ShellOutputItem(SentBack):
+class ShellOutputItem(KeptItem):
     """What commands gave."""
 
     type: Literal["shell_call_output"]
-    id: ItemId | None = None
     call_id: Name
     output: Annotated[list[FreeForm], Field(max_length=1024)]
     max_output_length: int | None = Field(None, ge=0, le=MAX_TOKENS)
-    status: Status | None = None
 
 
-class ApplyPatchCallItem(SentBack):
+class ApplyPatchCallItem(KeptItem):
     """A change that the model had the client make."""
 
     type: Literal["apply_patch_call"]
-    id: ItemId | None = None
     call_id: Name
     operation: FreeForm
-    status: Status | None = None
 
 
-class ApplyPatchOutputItem(SentBack):
+class ApplyPatchOutputItem(KeptItem):
     """What became of a change."""
 
     type: Literal["apply_patch_call_output"]
-    id: ItemId | None = None
     call_id: Name
     output: Text | None = None
-    status: Literal["completed", "failed"]
+    status: Literal["completed", "failed"]  # type: ignore[assignment]  # it has words of its own
 
 
-class WebSearchCallItem(SentBack):
+class WebSearchCallItem(KeptItem):
     """A search that another server made. The model is not told of it: the item has no results."""
 
     type: Literal["web_search_call"]
-    id: ItemId | None = None
-    status: Annotated[str, Field(max_length=32)] | None = None
+    status: Annotated[str, Field(max_length=32)] | None = None  # type: ignore[assignment]  # any of theirs
     action: FreeForm | None = None
 
 
@@ -169,15 +164,13 @@ class ReasoningPart(SentBack):
 ReasoningParts = Annotated[list[ReasoningPart], Field(max_length=4096)]
 
 
-class ReasoningItem(SentBack):
+class ReasoningItem(SentItem):
     """What the model thought, as an earlier reply had it."""
 
     type: Literal["reasoning"]
-    id: ItemId | None = None
     summary: ReasoningParts = Field(default_factory=list)
     content: ReasoningParts | None = None
     encrypted_content: Text | None = Field(None, description="As this server wrote it; read where `content` is absent.")
-    status: Status | None = None
 
 
 class CompactionItem(SentBack):
@@ -189,12 +182,10 @@ class CompactionItem(SentBack):
     created_by: Name | None = None
 
 
-class CompactionTriggerItem(SentBack):
+class CompactionTriggerItem(KeptItem):
     """The last item of an input that is to be compacted and not answered."""
 
     type: Literal["compaction_trigger"]
-    id: ItemId | None = None
-    status: Status | None = None
 
 
 class ItemReference(SentBack):
@@ -214,38 +205,23 @@ def _kind(item: Any) -> str:
     return str(kind)
 
 
-ITEM_TYPES = (
-    *("message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
-    *("local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output", "apply_patch_call"),
-    *("apply_patch_call_output", "web_search_call", "additional_tools", "compaction", "compaction_trigger"),
-    "item_reference",
-)
-Item = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
-    | Annotated[CustomCallItem, Tag("custom_tool_call")]
-    | Annotated[CustomCallOutputItem, Tag("custom_tool_call_output")]
-    | Annotated[ShellCallItem, Tag("local_shell_call")]
-    | Annotated[LocalShellOutputItem, Tag("local_shell_call_output")]
-    | Annotated[ShellCallItem, Tag("shell_call")]
-    | Annotated[ShellOutputItem, Tag("shell_call_output")]
-    | Annotated[ApplyPatchCallItem, Tag("apply_patch_call")]
-    | Annotated[ApplyPatchOutputItem, Tag("apply_patch_call_output")]
-    | Annotated[WebSearchCallItem, Tag("web_search_call")]
-    | Annotated[AdditionalToolsItem, Tag("additional_tools")]
-    | Annotated[ReasoningItem, Tag("reasoning")]
-    | Annotated[CompactionItem, Tag("compaction")]
-    | Annotated[CompactionTriggerItem, Tag("compaction_trigger")]
-    | Annotated[ItemReference, Tag("item_reference")],
+_KINDS: dict[str, type[RequestModel]] = {
+    kind: item
+    for item in (
+        *(MessageItem, ReasoningItem, FunctionCallItem, FunctionCallOutputItem, CustomCallItem, CustomCallOutputItem),
+        *(ShellCallItem, LocalShellOutputItem, ShellOutputItem, ApplyPatchCallItem, ApplyPatchOutputItem),
+        *(WebSearchCallItem, AdditionalToolsItem, CompactionItem, CompactionTriggerItem, ItemReference),
+    )
+    for kind in get_args(item.model_fields["type"].annotation)
+}
+Item: Any = Annotated[
+    Union[tuple(Annotated[item, Tag(kind)] for kind, item in _KINDS.items())],  # noqa: UP007  # of a table
     Discriminator(
         _kind,
         custom_error_type="item_type",
-        custom_error_message=f"has a type that is not supported; possible: {', '.join(ITEM_TYPES)}",
+        custom_error_message=f"has a type that is not supported; possible: {', '.join(_KINDS)}",
     ),
 ]
-
-
 Items = Annotated[list[dict[str, Any]], PlainList(Item, most=65536)]
 item_model = TypeAdapter(Item).validate_python
 

@@ -18,43 +18,20 @@ import msgspec
 from dovetail.contracts.errors import RequestError
 from dovetail_server.apis.responses.item_schema import (
     AdditionalToolsItem,
-    ApplyPatchCallItem,
-    ApplyPatchOutputItem,
     CompactionItem,
-    CompactionTriggerItem,
-    CustomCallItem,
-    CustomCallOutputItem,
-    FunctionCallItem,
-    FunctionCallOutputItem,
     InputPart,
     ItemReference,
-    LocalShellOutputItem,
+    KeptItem,
     MessageItem,
     ReasoningItem,
-    ShellCallItem,
-    ShellOutputItem,
-    WebSearchCallItem,
+    ResultItem,
     item_model,
 )
 from dovetail_server.apis.responses.tools import call_result, function_call
 from dovetail_server.storage.paths import new_id
 
 Item = dict[str, Any]
-PlainItem = (
-    FunctionCallItem
-    | CustomCallItem
-    | ShellCallItem
-    | LocalShellOutputItem
-    | ShellOutputItem
-    | ApplyPatchCallItem
-    | ApplyPatchOutputItem
-    | WebSearchCallItem
-    | AdditionalToolsItem
-    | CompactionTriggerItem
-)
-"""Items that are kept as they were sent."""
-OutputItem = FunctionCallOutputItem | CustomCallOutputItem
-AnyItem = MessageItem | PlainItem | OutputItem | ReasoningItem | CompactionItem | ItemReference
+AnyItem = MessageItem | KeptItem | AdditionalToolsItem | ResultItem | ReasoningItem | CompactionItem | ItemReference
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 IMAGE_PART = "input_image"
 PREFIXES = {
@@ -178,9 +155,9 @@ def _item(item: AnyItem, response_id: str, at: int, param: str) -> Item:
     if isinstance(item, MessageItem):
         kind = "output_text" if item.role == "assistant" else "input_text"
         result |= {"role": item.role, "content": _parts(item.content, kind, f"{param}.content")}
-    elif isinstance(item, PlainItem):
+    elif isinstance(item, KeptItem | AdditionalToolsItem):
         result |= item.model_dump(exclude={"type", "id", "status", "parsed_arguments"}, exclude_none=True)
-    elif isinstance(item, OutputItem):
+    elif isinstance(item, ResultItem):
         output = item.output if isinstance(item.output, str) else _parts(item.output, "input_text", f"{param}.output")
         result |= {"call_id": item.call_id, "output": output}
     elif isinstance(item, CompactionItem):

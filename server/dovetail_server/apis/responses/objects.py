@@ -230,11 +230,8 @@ class ItemAdded(StreamEvent, kw_only=True, tag="response.output_item.added"):
     item: OutputItem
 
 
-class ItemDone(StreamEvent, kw_only=True, tag="response.output_item.done"):
+class ItemDone(ItemAdded, kw_only=True, tag="response.output_item.done"):
     """An item is complete."""
-
-    output_index: int
-    item: OutputItem
 
 
 class ItemEvent(StreamEvent, kw_only=True):
@@ -244,75 +241,73 @@ class ItemEvent(StreamEvent, kw_only=True):
     output_index: int
 
 
-class PartAdded(ItemEvent, kw_only=True, tag="response.content_part.added"):
+class ContentEvent(ItemEvent, kw_only=True):
+    """About a part of an item."""
+
+    content_index: int = 0
+
+
+class SummaryEvent(ItemEvent, kw_only=True):
+    """About a part of a summary."""
+
+    summary_index: int = 0
+
+
+class PartAdded(ContentEvent, kw_only=True, tag="response.content_part.added"):
     """A part of an item begins."""
 
-    content_index: int = 0
     part: OutputText | ReasoningText
 
 
-class PartDone(ItemEvent, kw_only=True, tag="response.content_part.done"):
+class PartDone(PartAdded, kw_only=True, tag="response.content_part.done"):
     """A part is complete."""
 
-    content_index: int = 0
-    part: OutputText | ReasoningText
 
-
-class TextDelta(ItemEvent, kw_only=True, tag="response.output_text.delta"):
+class TextDelta(ContentEvent, kw_only=True, tag="response.output_text.delta"):
     """More text."""
 
-    content_index: int = 0
     delta: str
     logprobs: list[TokenInfo] = []
 
 
-class TextDone(ItemEvent, kw_only=True, tag="response.output_text.done"):
+class TextDone(ContentEvent, kw_only=True, tag="response.output_text.done"):
     """The text is complete."""
 
-    content_index: int = 0
     text: str
     logprobs: list[TokenInfo] = []
 
 
-class ReasoningTextDelta(ItemEvent, kw_only=True, tag="response.reasoning_text.delta"):
+class ReasoningTextDelta(ContentEvent, kw_only=True, tag="response.reasoning_text.delta"):
     """More reasoning."""
 
-    content_index: int = 0
     delta: str
 
 
-class ReasoningDone(ItemEvent, kw_only=True, tag="response.reasoning_text.done"):
+class ReasoningDone(ContentEvent, kw_only=True, tag="response.reasoning_text.done"):
     """The reasoning is complete."""
 
-    content_index: int = 0
     text: str
 
 
-class SummaryPartAdded(ItemEvent, kw_only=True, tag="response.reasoning_summary_part.added"):
+class SummaryPartAdded(SummaryEvent, kw_only=True, tag="response.reasoning_summary_part.added"):
     """A summary begins."""
 
-    summary_index: int = 0
     part: SummaryText
 
 
-class SummaryPartDone(ItemEvent, kw_only=True, tag="response.reasoning_summary_part.done"):
+class SummaryPartDone(SummaryPartAdded, kw_only=True, tag="response.reasoning_summary_part.done"):
     """The summary is complete."""
 
-    summary_index: int = 0
-    part: SummaryText
 
-
-class SummaryDelta(ItemEvent, kw_only=True, tag="response.reasoning_summary_text.delta"):
+class SummaryDelta(SummaryEvent, kw_only=True, tag="response.reasoning_summary_text.delta"):
     """More of the summary."""
 
-    summary_index: int = 0
     delta: str
 
 
-class SummaryDone(ItemEvent, kw_only=True, tag="response.reasoning_summary_text.done"):
+class SummaryDone(SummaryEvent, kw_only=True, tag="response.reasoning_summary_text.done"):
     """The summary's text is complete."""
 
-    summary_index: int = 0
     text: str
 
 
