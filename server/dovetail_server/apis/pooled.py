@@ -2,23 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dovetail.contracts.errors import RequestError
-from dovetail.messages import Pool, SamplerParams, Submit
+from dovetail.messages import Pool, SamplerParams, Submit, TokenLogprob
 from dovetail.processing.pairs import POOLING, check_lengths
 from dovetail.text.parsing.stream import OutputStream
 from dovetail_server.apis.fields import same_field
-from dovetail_server.schema.pooled import PooledFields
+from dovetail_server.schema.pooled import EmbeddingUsage, PooledFields
 from dovetail_server.serving.choice import Choice
 from dovetail_server.serving.common import check_not_aborted, choice_rid, new_id, service_of
 from dovetail_server.serving.generation import Generation
-from dovetail_server.serving.prompts import Prompt, empty, read_one
+from dovetail_server.serving.prompts import Prompt, Prompts, empty, read_one
 
 if TYPE_CHECKING:
     from dovetail.processing.processor import Processor
     from dovetail_server.serving.context import ServingContext
+
+
+@dataclass(slots=True, kw_only=True)
+class PooledJob:
+    """A request that is ready to run.
+
+    Attributes:
+        model: The name that the reply carries.
+        made: The prompts.
+        write: Makes the reply of this, and of each choice's last log probabilities by its number; CPU work.
+    """
+
+    request: Any
+    model: str
+    generation: Generation
+    made: Prompts
+    write: Callable[[PooledJob, Mapping[int, TokenLogprob]], bytes]
+
+    @property
+    def usage(self) -> EmbeddingUsage:
+        """Tokens of all prompts."""
+        num = sum(choice.num_prompt for choice in self.generation.choices)
+        return EmbeddingUsage(prompt_tokens=num, total_tokens=num)
+
+    async def reply(self) -> bytes:
+        """Run all choices and return the reply, written in a thread: numbers of 2,048 vectors take a second.
+
+        Raises:
+            DovetailError: The engine gave one up.
+        """
+        rows: dict[int, TokenLogprob] = {}
+        async for steps in self.generation.steps(whole=True):
+            for step in steps:
+                if step.is_last:
+                    check_not_aborted(step.choice)
+                for row in step.logprobs:
+                    rows[step.choice.index] = row
+        return await asyncio.to_thread(self.write, self, rows)
 
 
 def generation_of(
@@ -28,7 +68,7 @@ def generation_of(
     prefix: str,
     *,
     pool: Pool | None,
-    params: SamplerParams = POOLING,
+    params: Sequence[SamplerParams] | None = None,
     what: str = "input",
 ) -> Generation:
     """Make the engine's requests of some prompts, one each.
@@ -39,7 +79,7 @@ def generation_of(
         prompts: In order.
         prefix: Of an identifier, where the request brings none.
         pool: What of hidden states is asked for; None: a token's log probabilities are.
-        params: Of each.
+        params: Of each; None: nothing is generated.
         what: The field that the prompts came from.
 
     Raises:
@@ -55,7 +95,7 @@ def generation_of(
             submit=Submit(
                 rid=choice_rid(rid, at, len(prompts)),
                 prompt_ids=prompt.ids,
-                params=params,
+                params=POOLING if params is None else params[at],
                 pool=pool,
                 second=prompt.second,
                 **service,
@@ -65,18 +105,6 @@ def generation_of(
         for at, prompt in enumerate(prompts)
     ]
     return Generation(state=state, request_id=rid, choices=choices)
-
-
-async def run(generation: Generation) -> None:
-    """Wait until every choice has what it asked for.
-
-    Raises:
-        DovetailError: The engine gave one up.
-    """
-    async for steps in generation.steps(whole=True):
-        for step in steps:
-            if step.is_last:
-                check_not_aborted(step.choice)
 
 
 def read_texts(

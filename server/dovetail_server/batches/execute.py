@@ -14,14 +14,8 @@ from dovetail.contracts.errors import EngineDeadError, RequestError
 from dovetail.contracts.requests import Request
 from dovetail.messages import BACKGROUND
 from dovetail.text.inline import InlineCostError
-from dovetail_server.apis.embeddings import serve as embeddings
-from dovetail_server.apis.embeddings.schema import EmbeddingRequest
-from dovetail_server.apis.rerank import serve as rerank
-from dovetail_server.apis.rerank.schema import ClassifyRequest, RerankRequest
 from dovetail_server.apis.responses.schema import ResponsesRequest
 from dovetail_server.apis.routes import CHAT, COMPLETIONS, MESSAGES
-from dovetail_server.apis.score import serve as score
-from dovetail_server.apis.score.schema import ScoreRequest
 from dovetail_server.apis.watch import WATCH
 from dovetail_server.batches.result import LineUsage, Result, decode_head, refusal, result_line
 from dovetail_server.errors import catalogue as errors
@@ -32,6 +26,7 @@ from dovetail_server.reading.parse import of_route, parse
 from dovetail_server.reading.pool import DIED
 from dovetail_server.reading.request import not_beside_prompts
 from dovetail_server.reading.work import read_line
+from dovetail_server.schema.pooled import PooledFields
 from dovetail_server.schema.unknown import LEFT_OUT, LeftOut
 from dovetail_server.serving import run
 from dovetail_server.serving.job import Job, make_job
@@ -41,9 +36,8 @@ if TYPE_CHECKING:
     from dovetail_server.reading.wire import BodyResult
     from dovetail_server.serving.prompts import Prompts
 
-Pooled = EmbeddingRequest | RerankRequest | ScoreRequest | ClassifyRequest
 GENERATING = {route.path: route for route in (CHAT, COMPLETIONS, MESSAGES)}
-POOLED: dict[str, tasks.Task[Any]] = {
+POOLED: dict[str, tasks.PooledTask[Any]] = {
     "/v1/embeddings": tasks.EMBEDDINGS,
     "/v1/rerank": tasks.RERANK,
     "/v1/score": tasks.SCORE,
@@ -125,11 +119,11 @@ async def prepare(state: ReadingContext, endpoint: str, raw: bytes) -> Reply:
     task = POOLED[endpoint]
     if not state.bodies.takes(len(raw)):
         with suppress(InlineCostError):
-            return await asyncio.to_thread(lambda: pooled_reply(state, parse(read_line(raw), task.model), None))
+            return await asyncio.to_thread(lambda: pooled_reply(state, task, parse(read_line(raw), task.model), None))
     outcome = await elsewhere(state, task, raw)
     with not_beside_prompts():
         return await asyncio.to_thread(
-            lambda: pooled_reply(state, parse(outcome.light, task.model), outcome.read_prompts())
+            lambda: pooled_reply(state, task, parse(outcome.light, task.model), outcome.read_prompts())
         )
 
 
@@ -186,24 +180,20 @@ async def prepare_response(state: ReadingContext, raw: bytes) -> Reply:
     return lambda: generated(job)
 
 
-def pooled_reply(state: ReadingContext, asked: Pooled, prompts: Prompts | None) -> Reply:
+def pooled_reply(
+    state: ReadingContext, task: tasks.PooledTask[Any], asked: PooledFields, prompts: Prompts | None
+) -> Reply:
     """Prepare a line that generates nothing; CPU work.
 
     Args:
         state: The server's.
+        task: What the line asks for.
         asked: The line's request.
         prompts: Of a large line.
     """
     model = state.check_model(asked.model)
-    asked = asked.model_copy(update={"priority": BACKGROUND})
-    if isinstance(asked, EmbeddingRequest):
-        embedding_job = embeddings.prepare(state, asked, model, prompts)
-        return lambda: pooled(embeddings.reply(embedding_job))
-    if isinstance(asked, ScoreRequest) and not rerank.is_pair(asked):
-        score_job = score.prepare(state, asked, model, prompts)
-        return lambda: pooled(score.reply(score_job))
-    pair_job = rerank.prepare(state, asked, model, prompts)
-    return lambda: pooled(rerank.reply(pair_job))
+    job = task.prepare(state, asked.model_copy(update={"priority": BACKGROUND}), model, prompts)
+    return lambda: pooled(job.reply())
 
 
 def refuse_stream(stream: bool | None) -> None:

@@ -20,6 +20,7 @@ from dovetail_server.apis.messages.count import count_tokens
 from dovetail_server.apis.messages.schema import CountTokensRequest
 from dovetail_server.apis.parsing import serve as parsing
 from dovetail_server.apis.parsing.schema import ParseFunctionCallRequest, SeparateReasoningRequest
+from dovetail_server.apis.pooled import PooledJob
 from dovetail_server.apis.rerank import serve as rerank
 from dovetail_server.apis.rerank.schema import ClassifyRequest, RerankRequest
 from dovetail_server.apis.responses import prompt
@@ -34,6 +35,7 @@ from dovetail_server.apis.tokens import serve as tokens
 from dovetail_server.apis.tokens.schema import DetokenizeRequest, TokenizeRequest
 from dovetail_server.reading.wire import MAX_BESIDE
 from dovetail_server.schema.models import MESSAGES, OPENAI
+from dovetail_server.serving.context import ServingContext
 from dovetail_server.serving.prompts import Prompts
 from dovetail_server.serving.served import Served
 
@@ -95,6 +97,13 @@ class Task(Generic[M]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PooledTask(Task[M]):
+    """One whose prompts need no tokens of a reply; `prepare` makes its engine's requests, in a worker thread."""
+
+    prepare: Callable[[ServingContext, M, str, Prompts | None], PooledJob]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RawTask:
     """Something that is done with a body as it was sent: its values are not looked at.
 
@@ -136,31 +145,37 @@ COMPACT = Task(
     run=lambda call: prompt.read_compact(call.text, call.request, call.context, call.ask(references_of(call.request))),
     prompt_fields={"input": DROPPED},
 )
-SCORE = Task(
+SCORE = PooledTask(
     name="score",
     model=ScoreRequest,
     run=lambda call: (rerank.read_score if rerank.is_pair(call.request) else score.read_prompts)(
         call.text, call.request
     ),
     prompt_fields=dict.fromkeys(("query", "items", "text_1", "text_2"), DROPPED),
+    prepare=lambda state, request, *rest: (rerank.prepare if rerank.is_pair(request) else score.prepare)(
+        state, request, *rest
+    ),
 )
-RERANK = Task(
+RERANK = PooledTask(
     name="rerank",
     model=RerankRequest,
     run=lambda call: rerank.read_rerank(call.text, call.request),
     prompt_fields={"query": "", "documents": [""]},
+    prepare=rerank.prepare,
 )
-CLASSIFY = Task(
+CLASSIFY = PooledTask(
     name="classify",
     model=ClassifyRequest,
     run=lambda call: rerank.read_classify(call.text, call.request),
     prompt_fields={"input": ""},
+    prepare=rerank.prepare,
 )
-EMBEDDINGS = Task(
+EMBEDDINGS = PooledTask(
     name="embeddings",
     model=EmbeddingRequest,
     run=lambda call: embeddings.read_prompts(call.text, call.request),
     prompt_fields={"input": ""},
+    prepare=embeddings.prepare,
 )
 TOKENIZE = Task(name="tokenize", model=TokenizeRequest, run=lambda call: tokens.tokenized(call.text, call.request))
 DETOKENIZE = Task(

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail_server.apis.embeddings import serve as embeddings
 from dovetail_server.apis.embeddings.schema import EmbeddingRequest, Embeddings
 from dovetail_server.apis.messages.schema import AnthropicError, CountTokensRequest, TokenCount
 from dovetail_server.apis.parsing.schema import (
@@ -19,9 +18,7 @@ from dovetail_server.apis.parsing.schema import (
     SeparatedReasoning,
     SeparateReasoningRequest,
 )
-from dovetail_server.apis.rerank import serve as rerank
 from dovetail_server.apis.rerank.schema import Classes, ClassifyRequest, PairScores, Reranked, RerankRequest
-from dovetail_server.apis.score import serve as score
 from dovetail_server.apis.score.schema import ScoreRequest, Scores
 from dovetail_server.apis.tokens.schema import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, TokenizerInfo
 from dovetail_server.openapi.document import json_route
@@ -36,15 +33,16 @@ from dovetail_server.reading.tasks import (
     SCORE,
     SEPARATE_REASONING,
     TOKENIZE,
-    Task,
+    PooledTask,
 )
+from dovetail_server.schema.pooled import PooledFields
 from dovetail_server.serving.sse import cancel_on_disconnect
 from dovetail_server.state import ServerState, get_ready_state
 
 router = APIRouter()
 worked = partial(json_route, router, place="any")
 """A route that any worker of a gateway may answer."""
-M = TypeVar("M", RerankRequest, ClassifyRequest)
+M = TypeVar("M", bound=PooledFields)
 State = Annotated[ServerState, Depends(get_ready_state)]
 OPENAI, NATIVE, MESSAGES = ("openai",), ("native",), ("messages",)
 
@@ -66,9 +64,7 @@ async def create_embeddings(
     request: Request, body: Annotated[EmbeddingRequest, Depends(prompt_body(EMBEDDINGS))], state: State
 ) -> Response:
     """Give the vector of one or several texts."""
-    model = state.check_model(body.model)
-    job = await prepared(request, EMBEDDINGS, lambda made: embeddings.prepare(state, body, model, made))
-    return Response(await cancel_on_disconnect(request, embeddings.reply(job)), media_type="application/json")
+    return await _answered(request, EMBEDDINGS, body, state)
 
 
 @worked("/v1/rerank", body=RerankRequest, reply=Reranked, tags=OPENAI)
@@ -90,10 +86,10 @@ async def classify_texts(
     return await _answered(request, CLASSIFY, body, state)
 
 
-async def _answered(request: Request, task: Task[M], body: M, state: ServerState) -> Response:
+async def _answered(request: Request, task: PooledTask[M], body: M, state: ServerState) -> Response:
     model = state.check_model(body.model)
-    job = await prepared(request, task, lambda made: rerank.prepare(state, body, model, made))
-    return Response(await cancel_on_disconnect(request, rerank.reply(job)), media_type="application/json")
+    job = await prepared(request, task, lambda made: task.prepare(state, body, model, made))
+    return Response(await cancel_on_disconnect(request, job.reply()), media_type="application/json")
 
 
 @worked("/v1/score", body=ScoreRequest, reply=Scores, other_reply=PairScores, tags=NATIVE)
@@ -102,12 +98,7 @@ async def score_items(
     request: Request, body: Annotated[ScoreRequest, Depends(prompt_body(SCORE))], state: State
 ) -> Response:
     """Tell how well two texts go together, or how likely each of some tokens is to follow a query and an item."""
-    model = state.check_model(body.model)
-    if rerank.is_pair(body):
-        pairs = await prepared(request, SCORE, lambda made: rerank.prepare(state, body, model, made))
-        return Response(await cancel_on_disconnect(request, rerank.reply(pairs)), media_type="application/json")
-    job = await prepared(request, SCORE, lambda made: score.prepare(state, body, model, made))
-    return Response(await cancel_on_disconnect(request, score.reply(job)), media_type="application/json")
+    return await _answered(request, SCORE, body, state)
 
 
 @worked("/v1/tokenize", body=TokenizeRequest, reply=Tokenized, tags=NATIVE)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from dovetail.base.identity import token_hex
 from dovetail_server.errors import catalogue as errors
 from dovetail_server.http.auth import CALLER
 from dovetail_server.http.origin import ORIGIN
-from dovetail_server.schema.common import Usage
 
 if TYPE_CHECKING:
     from dovetail_server.serving.choice import Choice
@@ -58,17 +56,6 @@ def salted(salt: str) -> str:
     """
     root = CALLER.get().cache_root
     return f"{root} {salt}" if root else salt
-
-
-def usage_of(choices: Sequence[Choice]) -> Usage:
-    """Sum up; a prompt with several choices counts once."""
-    firsts = {choice.prompt_index: choice for choice in reversed(choices)}.values()
-    return Usage.of(
-        prompt=sum(choice.num_prompt for choice in firsts),
-        completion=sum(choice.num_completion for choice in choices),
-        cached=sum(choice.num_cached for choice in firsts),
-        reasoning=sum(choice.output.reasoning_tokens for choice in choices),
-    )
 
 
 def check_not_aborted(choice: Choice) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,24 +10,13 @@ import msgspec
 from dovetail.contracts.errors import RequestError
 from dovetail.processing.pairs import most_tokens
 from dovetail_server.apis.embeddings.schema import EmbeddingObject, EmbeddingRequest, Embeddings
-from dovetail_server.apis.pooled import generation_of, read_texts, run
-from dovetail_server.schema.pooled import EmbeddingUsage
+from dovetail_server.apis.pooled import PooledJob, generation_of, read_texts
 from dovetail_server.serving.choice import Choice
-from dovetail_server.serving.generation import Generation
 from dovetail_server.serving.prompts import Prompts
 
 if TYPE_CHECKING:
     from dovetail.processing.processor import Processor
     from dovetail_server.serving.context import ServingContext
-
-
-@dataclass(slots=True, kw_only=True)
-class EmbeddingJob:
-    """A prepared request."""
-
-    request: EmbeddingRequest
-    model: str
-    generation: Generation
 
 
 def read_prompts(text: Processor, request: EmbeddingRequest) -> Prompts:
@@ -44,7 +31,7 @@ def read_prompts(text: Processor, request: EmbeddingRequest) -> Prompts:
     return Prompts(prompts=read_texts(request.input, text, special=special, most=most, side=side, name=name))
 
 
-def prepare(state: ServingContext, request: EmbeddingRequest, model: str, made: Prompts | None = None) -> EmbeddingJob:
+def prepare(state: ServingContext, request: EmbeddingRequest, model: str, made: Prompts | None) -> PooledJob:
     """Check and tokenize; CPU work, called in a worker thread.
 
     Args:
@@ -59,30 +46,21 @@ def prepare(state: ServingContext, request: EmbeddingRequest, model: str, made: 
     text = state.text
     text.tasks.check("embed")
     text.embedder.check(request.dimensions, state.info.hidden_size)
-    prompts = (made or read_prompts(text, request)).prompts
-    generation = generation_of(state, request, prompts, "embd", pool=text.embedder.pool)
-    return EmbeddingJob(request=request, model=model, generation=generation)
+    made = made or read_prompts(text, request)
+    generation = generation_of(state, request, made.prompts, "embd", pool=text.embedder.pool)
+    return PooledJob(request=request, model=model, generation=generation, made=made, write=_written)
 
 
-async def reply(job: EmbeddingJob) -> bytes:
-    """Run and return the vectors."""
-    await run(job.generation)
-    return await asyncio.to_thread(_written, job)
-
-
-def _written(job: EmbeddingJob) -> bytes:
-    """The reply; numbers of 2,048 vectors take a second to write."""
-    num = sum(choice.num_prompt for choice in job.generation.choices)
+def _written(job: PooledJob, _: object) -> bytes:
     data = [EmbeddingObject(index=choice.index, embedding=_vector(job, choice)) for choice in job.generation.choices]
-    return msgspec.json.encode(
-        Embeddings(data=data, model=job.model, usage=EmbeddingUsage(prompt_tokens=num, total_tokens=num))
-    )
+    return msgspec.json.encode(Embeddings(data=data, model=job.model, usage=job.usage))
 
 
-def _vector(job: EmbeddingJob, choice: Choice) -> list[float] | str:
+def _vector(job: PooledJob, choice: Choice) -> list[float] | str:
     if choice.pooled is None:
         raise RequestError("the engine gave no hidden state", code="request_failed", status=500)
-    request, embedder = job.request, job.generation.state.text.embedder
+    request: EmbeddingRequest = job.request
+    embedder = job.generation.state.text.embedder
     found = embedder.finish(choice.pooled, request.dimensions, normalize=request.use_activation)
     if request.encoding_format == "base64":
         return base64.b64encode(found.astype("<f4").tobytes()).decode()

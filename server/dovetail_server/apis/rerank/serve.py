@@ -6,10 +6,8 @@ answers in words is asked for "yes" or "no", and its next token's probabilities 
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,7 +26,7 @@ from dovetail.processing.pairs import (
     read_pairs,
     scores_of,
 )
-from dovetail_server.apis.pooled import generation_of, read_texts
+from dovetail_server.apis.pooled import PooledJob, generation_of, read_texts
 from dovetail_server.apis.rerank.schema import (
     Classes,
     Classified,
@@ -42,31 +40,12 @@ from dovetail_server.apis.rerank.schema import (
     RerankRequest,
 )
 from dovetail_server.apis.score.schema import ScoreRequest
-from dovetail_server.apis.score.serve import last_rows
-from dovetail_server.schema.pooled import EmbeddingUsage, PooledFields
 from dovetail_server.serving.choice import Choice
-from dovetail_server.serving.generation import Generation
 from dovetail_server.serving.prompts import Prompt, Prompts
 
 if TYPE_CHECKING:
     from dovetail.processing.processor import Processor
     from dovetail_server.serving.context import ServingContext
-
-
-@dataclass(slots=True, kw_only=True)
-class RerankJob:
-    """A prepared request, and its prompts."""
-
-    request: PooledFields
-    model: str
-    generation: Generation
-    made: Prompts
-
-    @property
-    def usage(self) -> EmbeddingUsage:
-        """Tokens of all prompts."""
-        num = sum(choice.num_prompt for choice in self.generation.choices)
-        return EmbeddingUsage(prompt_tokens=num, total_tokens=num)
 
 
 def is_pair(request: ScoreRequest) -> bool:
@@ -137,7 +116,7 @@ def read_classify(text: Processor, request: ClassifyRequest) -> Prompts:
 
 def prepare(
     state: ServingContext, request: RerankRequest | ScoreRequest | ClassifyRequest, model: str, made: Prompts | None
-) -> RerankJob:
+) -> PooledJob:
     """Check and tokenize; CPU work, called in a worker thread.
 
     Args:
@@ -160,17 +139,12 @@ def prepare(
         text.tasks.check("score")
         made, prefix, what = made or read_score(text, request), "score", "text_2"
     pool, params = (state.info.pool, POOLING) if what == "input" else asked_for(text, state.info)
-    generation = generation_of(state, request, made.prompts, prefix, pool=pool, params=params, what=what)
-    return RerankJob(request=request, model=model, generation=generation, made=made)
+    each = [params] * len(made.prompts)
+    generation = generation_of(state, request, made.prompts, prefix, pool=pool, params=each, what=what)
+    return PooledJob(request=request, model=model, generation=generation, made=made, write=_written)
 
 
-async def reply(job: RerankJob) -> bytes:
-    """Run and return the scores."""
-    rows = await last_rows(job.generation)
-    return await asyncio.to_thread(_written, job, rows)
-
-
-def _written(job: RerankJob, rows: dict[int, TokenLogprob]) -> bytes:
+def _written(job: PooledJob, rows: Mapping[int, TokenLogprob]) -> bytes:
     """Build the reply; CPU work."""
     head: dict[str, Any] = {"id": job.generation.request_id, "model": job.model, "usage": job.usage}
     request = job.request
@@ -184,7 +158,7 @@ def _written(job: RerankJob, rows: dict[int, TokenLogprob]) -> bytes:
     return msgspec.json.encode(PairScores(created=int(time.time()), data=data, **head))
 
 
-def _ranked(job: RerankJob, request: RerankRequest, scores: Sequence[float]) -> list[Ranked]:
+def _ranked(job: PooledJob, request: RerankRequest, scores: Sequence[float]) -> list[Ranked]:
     """Order documents by their scores, equal ones as they were sent."""
     shown = job.made.prompts[len(job.made.prompts) - len(scores) :]
     hides = request.return_documents is False
@@ -198,14 +172,14 @@ def _ranked(job: RerankJob, request: RerankRequest, scores: Sequence[float]) -> 
     ]
 
 
-def _class(job: RerankJob, choice: Choice) -> Classified:
+def _class(job: PooledJob, choice: Choice) -> Classified:
     """Name the best of an input's labels."""
     reranker, is_plain = job.generation.state.text.reranker, job.request.use_activation is False
     label, probs = classified(reranker, PairResult(choice.pooled), is_plain=is_plain)
     return Classified(index=choice.index, label=label, probs=probs, num_classes=len(probs))
 
 
-def _scores(job: RerankJob, rows: dict[int, TokenLogprob]) -> list[float]:
+def _scores(job: PooledJob, rows: Mapping[int, TokenLogprob]) -> list[float]:
     """Return the score of each pair, in order."""
     text, choices = job.generation.state.text, job.generation.choices
     answers = [PairResult(choice.pooled, rows.get(choice.index)) for choice in choices]

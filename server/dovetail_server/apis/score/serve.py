@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from dovetail.contracts.errors import RequestError
-from dovetail.messages import SamplerParams, Submit, TokenLogprob
+from dovetail.messages import SamplerParams, TokenLogprob
 from dovetail.processing.sampling import check_token_ids
-from dovetail.text.parsing.stream import OutputStream
 from dovetail_server.apis.logprobs import finite
+from dovetail_server.apis.pooled import PooledJob, generation_of
 from dovetail_server.apis.score.schema import ScoreRequest, Scores
 from dovetail_server.errors import catalogue as errors
 from dovetail_server.schema.common import Usage
-from dovetail_server.serving.choice import Choice
-from dovetail_server.serving.common import check_not_aborted, choice_rid, new_id, service_of, usage_of
-from dovetail_server.serving.generation import Generation
 from dovetail_server.serving.prompts import Prompt, Prompts
 
 if TYPE_CHECKING:
@@ -29,15 +26,6 @@ if TYPE_CHECKING:
 Part = str | Sequence[int]
 MAX_IDS = 1 << 24
 """The query's tokens are repeated before each item."""
-
-
-@dataclass(slots=True, kw_only=True)
-class ScoreJob:
-    """A prepared request."""
-
-    request: ScoreRequest
-    model: str
-    generation: Generation
 
 
 def read_prompts(text: Processor, request: ScoreRequest) -> Prompts:
@@ -84,7 +72,7 @@ def missing(name: str) -> RequestError:
     return RequestError(why, param=name, code="missing_required_parameter")
 
 
-def prepare(state: ServingContext, request: ScoreRequest, model: str, made: Prompts | None = None) -> ScoreJob:
+def prepare(state: ServingContext, request: ScoreRequest, model: str, made: Prompts | None) -> PooledJob:
     """Check and tokenize; CPU work, called in a worker thread.
 
     Args:
@@ -99,18 +87,11 @@ def prepare(state: ServingContext, request: ScoreRequest, model: str, made: Prom
     check(request)
     text = state.text
     text.tasks.check("generate")
-    prompts = (made or read_prompts(text, request)).prompts
-    labels = read_labels(request, len(prompts), text)
-    rid, service = new_id("score-"), service_of(request.priority or 0, request.cache_salt or "")
-    choices = []
-    for at, prompt in enumerate(prompts):
-        params = SamplerParams(
-            max_tokens=1, temperature=0.0, ignore_eos=True, seed=0, logprobs=0, logprob_token_ids=tuple(labels[at])
-        )
-        name = choice_rid(rid, at, len(prompts))
-        submit = Submit(rid=name, prompt_ids=prompt.ids, params=params, **service)
-        choices.append(Choice(index=at, prompt_index=at, submit=submit, output=OutputStream(text.tokenizer)))
-    return ScoreJob(request=request, model=model, generation=Generation(state=state, request_id=rid, choices=choices))
+    made = made or read_prompts(text, request)
+    plain = SamplerParams(max_tokens=1, temperature=0.0, ignore_eos=True, seed=0, logprobs=0)
+    params = [replace(plain, logprob_token_ids=tuple(row)) for row in read_labels(request, len(made.prompts), text)]
+    generation = generation_of(state, request, made.prompts, "score", pool=None, params=params, what="items")
+    return PooledJob(request=request, model=model, generation=generation, made=made, write=full_reply)
 
 
 def read_labels(request: ScoreRequest, count: int, text: Processor) -> list[list[int]]:
@@ -156,28 +137,11 @@ def prompt_of(request: ScoreRequest, query: list[int], item: Part, param: str, t
     return Prompt(ids)
 
 
-async def last_rows(generation: Generation) -> dict[int, TokenLogprob]:
-    """Run all choices; return the log probabilities of each one's last token, by its number."""
-    rows: dict[int, TokenLogprob] = {}
-    async for steps in generation.steps(whole=True):
-        for step in steps:
-            if step.is_last:
-                check_not_aborted(step.choice)
-            for row in step.logprobs:
-                rows[step.choice.index] = row
-    return rows
-
-
-async def reply(job: ScoreJob) -> bytes:
-    """Run and return the scores."""
-    rows = await last_rows(job.generation)
-    return await job.generation.finished(lambda: full_reply(job, rows))
-
-
-def full_reply(job: ScoreJob, rows: Mapping[int, TokenLogprob]) -> bytes:
+def full_reply(job: PooledJob, rows: Mapping[int, TokenLogprob]) -> bytes:
     """Build the reply; CPU work."""
     found = [[item.logprob for item in rows[choice.index].named] for choice in job.generation.choices]
-    request, usage = job.request, usage_of(job.generation.choices)
+    request: ScoreRequest = job.request
+    cached = sum(choice.num_cached for choice in job.generation.choices)
     scores = [softmax(row, request.temperature or 1.0) for row in found] if request.apply_softmax else None
     return msgspec.json.encode(
         Scores(
@@ -186,7 +150,7 @@ def full_reply(job: ScoreJob, rows: Mapping[int, TokenLogprob]) -> bytes:
             if request.return_token_logprobs
             else msgspec.UNSET,
             model=job.model,
-            usage=Usage.of(usage.prompt_tokens, 0, usage.prompt_tokens_details.cached_tokens, 0),
+            usage=Usage.of(job.usage.prompt_tokens, 0, cached, 0),
         )
     )
 
