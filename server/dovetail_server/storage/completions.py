@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -19,8 +18,7 @@ from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.storage.completion_rows import missing, written
 from dovetail_server.storage.database import Database
 from dovetail_server.storage.files import read_page
-from dovetail_server.storage.images import StoredImages
-from dovetail_server.storage.limits import too_much
+from dovetail_server.storage.owned_rows import OwnedRows
 from dovetail_server.storage.tables import chat_completions as table
 
 logger = logging.getLogger("dovetail.server")
@@ -28,16 +26,12 @@ LOOK_EVERY = 20
 """The limits are looked at again when a twentieth of them has come in since."""
 
 
-class CompletionStore:
+class CompletionStore(OwnedRows):
     """The table `chat_completions`. `owner` is whose completions a caller may see."""
 
     def __init__(self, settings: ServeSettings, database: Database) -> None:
         """Wrap an open database."""
-        self.database = database
-        self.max_num = settings.max_stored_responses
-        self.max_bytes = settings.max_stored_response_bytes
-        self.ttl_s = settings.stored_response_ttl
-        self._images = StoredImages(database, "completion", table)
+        super().__init__(settings, database, table, "completion", missing)
         self._num_new = self._num_new_bytes = 0
 
     async def put(
@@ -75,19 +69,8 @@ class CompletionStore:
             await self._images.add(db, owner, completion_id, found)
         self._num_new, self._num_new_bytes = self._num_new + 1, self._num_new_bytes + size
         if self._num_new * LOOK_EVERY > self.max_num or self._num_new_bytes * LOOK_EVERY > self.max_bytes:
+            self._num_new = self._num_new_bytes = 0
             await self.trim()
-
-    async def get(self, owner: str, completion_id: str) -> RowMapping:
-        """Return a completion's row; its `messages` have digests in place of images.
-
-        Raises:
-            RequestError: 404.
-        """
-        async with self.database.read() as db:
-            row: RowMapping | None = (await db.execute(self._one(owner, completion_id))).mappings().one_or_none()
-        if row is None:
-            raise missing(completion_id)
-        return row
 
     async def messages(self, owner: str, completion_id: str) -> bytes:
         """Return a completion's messages, JSON.
@@ -122,48 +105,6 @@ class CompletionStore:
             query = query.where(has_pair(key, value))
         async with self.database.read() as db:
             return await read_page(db, table, query, after, limit, is_ascending)
-
-    async def update(self, owner: str, completion_id: str, metadata: Mapping[str, str]) -> RowMapping:
-        """Put other metadata in the place of a completion's, and return its row.
-
-        Raises:
-            RequestError: 404.
-        """
-        where = (table.c.id == completion_id, *self._visible(owner))
-        async with self.database.write() as db:
-            await db.execute(sa.update(table).where(*where).values(metadata=written(metadata)))
-            row: RowMapping | None = (await db.execute(self._one(owner, completion_id))).mappings().one_or_none()
-        if row is None:
-            raise missing(completion_id)
-        return row
-
-    async def delete(self, owner: str, completion_id: str) -> None:
-        """Delete a completion.
-
-        Raises:
-            RequestError: 404.
-        """
-        async with self.database.write() as db:
-            query = sa.delete(table).where(table.c.id == completion_id, *self._visible(owner))
-            if (await db.execute(query)).rowcount != 1:
-                raise missing(completion_id)
-            await self._images.drop(db, [completion_id])
-
-    async def trim(self) -> int:
-        """Delete what has expired, and of each owner the oldest beyond the limits; returns how many went."""
-        self._num_new = self._num_new_bytes = 0
-        async with self.database.write() as db:
-            query = sa.delete(table).where(too_much(table, self.database.now(), self.max_num, self.max_bytes))
-            num = int((await db.execute(query)).rowcount)
-            if num:
-                await self._images.drop(db)
-            return num
-
-    def _one(self, owner: str, completion_id: str) -> sa.Select[Any]:
-        return sa.select(table).where(table.c.id == completion_id, *self._visible(owner))
-
-    def _visible(self, owner: str) -> tuple[sa.ColumnElement[bool], ...]:
-        return table.c.owner == owner, table.c.expires_at > self.database.now()
 
 
 def has_pair(key: str, value: str) -> sa.ColumnElement[bool]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -20,9 +19,10 @@ from dovetail_server.apis.responses.conversation_schema import missing, missing_
 from dovetail_server.apis.responses.items import Item, item_id, new_response_id
 from dovetail_server.http.auth import Keys
 from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.storage.completion_rows import written
 from dovetail_server.storage.database import Database
-from dovetail_server.storage.images import StoredImages, packed
-from dovetail_server.storage.limits import too_much
+from dovetail_server.storage.images import packed
+from dovetail_server.storage.owned_rows import OwnedRows
 from dovetail_server.storage.paths import new_id
 from dovetail_server.storage.tables import conversation_items as items
 from dovetail_server.storage.tables import conversations as table
@@ -33,18 +33,14 @@ AT_ONCE = 500
 encode = msgspec.json.Encoder().encode
 
 
-class ConversationStore:
+class ConversationStore(OwnedRows):
     """The tables of conversations. `owner` is whose conversations a caller may see."""
 
     def __init__(self, settings: ServeSettings, database: Database, keys: Keys) -> None:
         """Wrap an open database; `keys` say how many each owner may keep."""
-        self.database = database
+        super().__init__(settings, database, table, "conversation", missing)
         self._keys = keys
-        self.max_num = settings.max_stored_responses
-        self.max_bytes = settings.max_stored_response_bytes
         self.max_each = settings.max_body_bytes
-        self.ttl_s = settings.stored_response_ttl
-        self._images = StoredImages(database, "conversation", table)
 
     async def create(self, owner: str, metadata: Mapping[str, str], first: Sequence[Item]) -> RowMapping:
         """Begin a conversation, and return its row; the owner's oldest ones go where there are too many.
@@ -59,45 +55,13 @@ class ConversationStore:
             "created_at": now,
             "expires_at": now + self.ttl_s,
             "bytes": 0,
-            "metadata": encode(dict(metadata)).decode(),
+            "metadata": written(metadata),
             "next_no": 0,
         }
         async with self.database.write() as db:
             await db.execute(sa.insert(table).values(row))
             await self._append(db, owner, conversation_id, first, is_bounded=True)
             return await self._row(db, owner, conversation_id)
-
-    async def get(self, owner: str, conversation_id: str) -> RowMapping:
-        """Return a conversation's row.
-
-        Raises:
-            RequestError: 404.
-        """
-        async with self.database.read() as db:
-            return await self._row(db, owner, conversation_id)
-
-    async def update(self, owner: str, conversation_id: str, metadata: Mapping[str, str]) -> RowMapping:
-        """Put other metadata in the place of a conversation's, and return its row.
-
-        Raises:
-            RequestError: 404.
-        """
-        values = {"metadata": encode(dict(metadata)).decode()}
-        async with self.database.write() as db:
-            await db.execute(sa.update(table).where(*self._one(owner, conversation_id)).values(values))
-            return await self._row(db, owner, conversation_id)
-
-    async def delete(self, owner: str, conversation_id: str) -> None:
-        """Delete a conversation with its items.
-
-        Raises:
-            RequestError: 404.
-        """
-        async with self.database.write() as db:
-            if (await db.execute(sa.delete(table).where(*self._one(owner, conversation_id)))).rowcount != 1:
-                raise missing(conversation_id)
-            await db.execute(sa.delete(items).where(items.c.conversation_id == conversation_id))
-            await self._images.drop(db, [conversation_id])
 
     async def add(self, owner: str, conversation_id: str, new: Sequence[Item]) -> list[Item]:
         """Add a client's items, and return them as they are kept.
@@ -187,14 +151,10 @@ class ConversationStore:
             bodies = await self._images.restored(db, owner, [row.body for row in rows[:limit]])
         return bodies, len(rows) > limit
 
-    async def trim(self) -> int:
-        """Delete what has expired, and of each owner the oldest beyond the limits; returns how many went."""
-        async with self.database.write() as db:
-            beyond = too_much(table, self.database.now(), self.max_num, self.max_bytes)
-            num = int((await db.execute(sa.delete(table).where(beyond))).rowcount)
-            if num:
-                await self._drop_orphans(db)
-            return num
+    async def _forget(self, db: AsyncConnection, row_id: str | None = None) -> None:
+        is_gone = items.c.conversation_id.not_in(sa.select(table.c.id))
+        await db.execute(sa.delete(items).where(is_gone if row_id is None else items.c.conversation_id == row_id))
+        await super()._forget(db, row_id)
 
     async def _append(
         self, db: AsyncConnection, owner: str, conversation_id: str, new: Sequence[Item], *, is_bounded: bool
@@ -267,30 +227,6 @@ class ConversationStore:
             await db.execute(sa.delete(items).where(items.c.conversation_id == conversation_id))
         if gone:
             await self._images.drop(db)
-
-    async def _drop_orphans(self, db: AsyncConnection) -> None:
-        await db.execute(sa.delete(items).where(items.c.conversation_id.not_in(sa.select(table.c.id))))
-        await self._images.drop(db)
-
-    async def _row(
-        self,
-        db: AsyncConnection,
-        owner: str,
-        conversation_id: str,
-        param: str = "conversation_id",
-        *,
-        for_update: bool = False,
-    ) -> RowMapping:
-        query: sa.Select[Any] = sa.select(table).where(*self._one(owner, conversation_id))
-        row: RowMapping | None = (
-            (await db.execute(query.with_for_update() if for_update else query)).mappings().one_or_none()
-        )
-        if row is None:
-            raise missing(conversation_id, param)
-        return row
-
-    def _one(self, owner: str, conversation_id: str) -> tuple[sa.ColumnElement[bool], ...]:
-        return table.c.id == conversation_id, table.c.owner == owner, table.c.expires_at > self.database.now()
 
 
 def with_names(new: Sequence[Item], taken: set[str]) -> tuple[list[Item], list[bytes]]:

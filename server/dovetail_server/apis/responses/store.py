@@ -22,8 +22,7 @@ from dovetail_server.errors import catalogue as errors
 from dovetail_server.http.auth import Keys
 from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.storage.database import Database
-from dovetail_server.storage.images import StoredImages
-from dovetail_server.storage.limits import too_much
+from dovetail_server.storage.owned_rows import OwnedRows, too_much
 from dovetail_server.storage.process_lease import ProcessLease
 from dovetail_server.storage.tables import responses as table
 
@@ -63,21 +62,17 @@ class StoredSize:
     num_bytes: int = 0
 
 
-class ResponseStore:
+class ResponseStore(OwnedRows):
     """The table `responses`, as one process uses it. `owner` is whose responses a caller may see."""
 
     def __init__(
         self, settings: ServeSettings, database: Database, lease: ProcessLease, tasks: Supervisor, keys: Keys
     ) -> None:
         """Wrap an open database; `lease` names this process, `keys` say how many each owner may keep."""
+        super().__init__(settings, database, table, "response", missing)
         self._keys = keys
-        self.database = database
         self.lease = lease
         self._tasks = tasks
-        self.max_num = settings.max_stored_responses
-        self.max_bytes = settings.max_stored_response_bytes
-        self.ttl_s = settings.stored_response_ttl
-        self._images = StoredImages(database, "response", table)
         self._held: dict[str, StoredSize] = defaultdict(StoredSize)
         self._waiting: list[Waiting] = []
         self._writer: asyncio.Task[None] | None = None
@@ -170,31 +165,6 @@ class ResponseStore:
         async with self.database.read() as db:
             [items] = await self._images.restored(db, owner, [row["items"]])
         return row, items
-
-    async def get(self, owner: str, response_id: str) -> RowMapping:
-        """Return a response's row; its `items` have digests in place of images.
-
-        Raises:
-            RequestError: 404.
-        """
-        async with self.database.read() as db:
-            query = sa.select(table).where(table.c.id == response_id, *self._visible(owner))
-            row = (await db.execute(query)).mappings().one_or_none()
-        if row is None:
-            raise missing(response_id)
-        return row
-
-    async def delete(self, owner: str, response_id: str) -> None:
-        """Delete a response; those that continue it cannot be continued any more.
-
-        Raises:
-            RequestError: 404.
-        """
-        async with self.database.write() as db:
-            query = sa.delete(table).where(table.c.id == response_id, *self._visible(owner))
-            if (await db.execute(query)).rowcount != 1:
-                raise missing(response_id)
-            await self._images.drop(db, [response_id])
 
     async def chain(self, owner: str, response_id: str) -> list[tuple[bytes, bytes]]:
         """Return what a response that continues this one begins with: input items and reply of each, for `turn_items`.
@@ -296,9 +266,6 @@ class ResponseStore:
         turns = [row_turn(row) for row in rows]
         items = await self._images.restored(db, owner, [own for own, _ in turns])
         return [(own, body) for own, (_, body) in zip(items, turns, strict=True)]
-
-    def _visible(self, owner: str) -> tuple[sa.ColumnElement[bool], ...]:
-        return table.c.owner == owner, table.c.expires_at > self.database.now()
 
 
 def fail(group: Sequence[Waiting], error: Exception) -> None:
