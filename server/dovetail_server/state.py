@@ -15,7 +15,7 @@ from dovetail.engine.client import EngineClient
 from dovetail.plugins.records import PluginState
 from dovetail_server.apis.guarded import watch
 from dovetail_server.apis.loaded import of_packages, owners_of
-from dovetail_server.apis.responses.last import Memory
+from dovetail_server.apis.responses.keeper import Memory
 from dovetail_server.apis.routes import BUILT_IN
 from dovetail_server.metrics.exposition import Metrics
 from dovetail_server.observe.slow_log import SlowLog

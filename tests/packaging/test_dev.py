@@ -75,7 +75,7 @@ def test_the_nearest_tests_come_first() -> None:
     """Those that share words with the files that changed, in their order."""
     budget = Budget(["plugins/parsers/dovetail_parsers/tools/llama3.py"])
     items = [SimpleNamespace(nodeid=f"tests/parsers/test_{name}.py::test_it") for name in ("a", "llama3", "b")]
-    budget.pytest_collection_modifyitems(cast(Any, items))
+    budget.pytest_collection_modifyitems(cast("Any", items))
     assert [item.nodeid.split("/")[2][5:-12] for item in items] == ["llama3", "a", "b"]
 
 

@@ -60,7 +60,7 @@ def test_a_folder_that_another_one_took_along_is_said(site: FakeSite) -> None:
     """After that advice's first half: the other one's removal has taken `__init__.py`, which both had."""
     own(site, DISTRIBUTION, "0.1.0", "dovetail/offline/llm.py", "dovetail/llm/__init__.py", ours=True)
     code = f"import sys; sys.path[:0] = {[str(site.root), str(Path(dovetail_server.__file__).parents[1])]!r}\n"
-    code += "from dovetail_server.cli.owners import problem; print(problem())"
+    code += "from dovetail_server.cli import problem; print(problem())"
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("the package 'dovetail' has no __init__.py, as after another one was removed; ")
     assert done.stdout.endswith("install dovetail-llm again\n")

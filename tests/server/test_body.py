@@ -15,8 +15,7 @@ from dovetail_server.apis.chat.schema import ChatRequest
 from dovetail_server.apis.completions.schema import CompletionRequest
 from dovetail_server.openapi.document import body_models
 from dovetail_server.openapi.examples import BODIES, fill
-from dovetail_server.reading.json_limits import FREE_OBJECTS, MAX_VALUES, check_density
-from dovetail_server.reading.parse import parse
+from dovetail_server.reading.parse import FREE_OBJECTS, MAX_VALUES, check_density, parse
 from dovetail_server.reading.request import PLAIN_OBJECTS
 from dovetail_server.schema.fail_fast import PIECE
 from dovetail_server.start import app  # noqa: F401 - registers all routes

@@ -15,7 +15,7 @@ import pytest
 from dovetail.base.config_file import field_aliases
 from dovetail.contracts.errors import ConfigError
 from dovetail_server.cli.options import load_settings, parse_flags
-from dovetail_server.compat import endpoints, environment, fields, known, objects
+from dovetail_server.compat import endpoints, environment, fields, flags, known
 from dovetail_server.compat.flags import SHORT, TABLE, find
 from dovetail_server.settings.serve import ServeSettings
 
@@ -237,5 +237,5 @@ def test_no_note_says_what_other_settings_make_untrue() -> None:
     """Of flags, paths, fields and variables: several devices and engines may serve, and any model or plugin."""
     notes = [flag.why for flag in TABLE.values()] + [*endpoints.PATHS.values(), *environment.RELIED_ON.values()]
     notes += [*fields.ELSEWHERE.values(), *(name.why for name in (*known.FIELDS.values(), *known.SENT.values()))]
-    notes += re.findall(r'"([^"\n]+)"', inspect.getsource(objects))
+    notes += re.findall(r'"([^"\n]+)"', inspect.getsource(flags))
     assert not [note for note in notes if UNTRUE.search(note)]

@@ -188,7 +188,7 @@ def test_what_is_held_of_all_replies_is_bounded(monkeypatch: pytest.MonkeyPatch)
     """By --max-queued-bytes and by the size of each; what was sent or forgotten is given back."""
     monkeypatch.setattr(replies, "MAX_REPLY_BYTES", 100)
     state = SimpleNamespace(num_kept_bytes=0, settings=SimpleNamespace(max_queued_bytes=150))
-    one, two = ResponseBuffer(cast(Any, state)), ResponseBuffer(cast(Any, state))
+    one, two = ResponseBuffer(cast("Any", state)), ResponseBuffer(cast("Any", state))
     assert [one.add(b"x" * 40) for _ in range(3)] == [True, True, False]
     assert two.add(b"y" * 10)
     assert not two.add(b"y" * 40)
@@ -228,11 +228,11 @@ def test_replies_under_ray_are_held_likewise(monkeypatch: pytest.MonkeyPatch) ->
         async def send(message: Any) -> None:
             sent.append(message)
 
-        pieces = cast(Any, Scripted(num, breaks))
+        pieces = cast("Any", Scripted(num, breaks))
         found: type[Exception] | None = None
         try:
             asyncio.run(
-                send_whole(cast(Any, state), ResponseHead(200, []), pieces, send, is_asked_again=is_asked_again)
+                send_whole(cast("Any", state), ResponseHead(200, []), pieces, send, is_asked_again=is_asked_again)
             )
         except (CutError, EngineError) as error:
             found = type(error)

@@ -27,9 +27,8 @@ from dovetail_server.errors.catalogue import ServiceError, to_reply
 from dovetail_server.gateway.fan_out import FanOut
 from dovetail_server.http.auth import CALLER, Keys, owner_name
 from dovetail_server.serving.common import service_of
-from dovetail_server.tenants.keys_file import Limits, PriorityRange, key_hash, read_keys_file
+from dovetail_server.tenants.keys_file import KeysFileWatch, Limits, PriorityRange, key_hash, read_keys_file
 from dovetail_server.tenants.tenant import Grant, Tenant, duration
-from dovetail_server.tenants.watch import KeysFileWatch
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

@@ -14,10 +14,8 @@ import pytest
 from PIL import Image, ImageOps
 
 from dovetail_server.media.decode import decoded, sniffed
-from dovetail_server.media.local import read_local
-from dovetail_server.media.parts import source_of
 from dovetail_server.media.refusals import MAX_IMAGE_BYTES, MediaError
-from dovetail_server.media.sources import data_of
+from dovetail_server.media.sources import data_of, read_local, source_of
 
 RED, GREEN, WHITE = (255, 0, 0), (0, 255, 0), (255, 255, 255)
 

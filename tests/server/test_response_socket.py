@@ -18,7 +18,7 @@ from replies import response_events
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from dovetail_server.apis.responses.last import LastResponse, Memory
+from dovetail_server.apis.responses.keeper import LastResponse, Memory
 
 SAID = {"type": "message", "role": "user", "content": "remember 7"}
 ALICE, BOB = "sk-alice", "sk-bob"

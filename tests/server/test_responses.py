@@ -265,7 +265,7 @@ class Words:
 def test_rows_of_tokens_that_are_cut() -> None:
     """A token that is cut by the end of a piece is given once; text that is in no token gets what waits."""
     from dovetail.messages import TokenLogprob
-    from dovetail_server.apis.responses.token_rows import TokenRows
+    from dovetail_server.apis.responses.builder import TokenRows
 
     words = Words(b"think", b"</think>", b"\n\nHel", b"lo w", b"", b"orld", b"\xff", b"end")
     rows = TokenRows(words)  # type: ignore[arg-type]

@@ -437,7 +437,7 @@ def test_a_request_that_ends_every_worker_is_given_up(tmp_path: Path) -> None:
 def stream_of(limit: int = 1 << 30) -> tuple[StreamBuffer, SimpleNamespace]:
     settings = SimpleNamespace(max_queued_bytes=limit)
     state = SimpleNamespace(num_kept_bytes=0, settings=settings)
-    stream = StreamBuffer(cast(Any, state), "/v1/completions", b"{}", error_event)
+    stream = StreamBuffer(cast("Any", state), "/v1/completions", b"{}", error_event)
     stream.name = "name"
     return stream, state
 

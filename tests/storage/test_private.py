@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dovetail_server.storage import private
+from dovetail_server.storage import paths
 from dovetail_server.storage.paths import StoragePaths
 
 from .conftest import Api, line
@@ -60,7 +60,7 @@ def test_a_folder_with_other_things_is_left_as_it_is(tmp_path: Path, caplog: pyt
     """A home is not closed for its owner's friends; what is ours in it is, and a warning says how to hide it."""
     tmp_path.chmod(0o755)
     (tmp_path / "letters").mkdir(mode=0o755)
-    private.logger.parent.propagate = True  # type: ignore[union-attr]
+    paths.logger.parent.propagate = True  # type: ignore[union-attr]
     StoragePaths(tmp_path).create()
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
     assert stat.S_IMODE((tmp_path / "letters").stat().st_mode) == 0o755

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dovetail_server.cli import main as dovetail
-from dovetail_server.terminal.load import Load
+from dovetail_server.terminal.top import Load
 from dovetail_server.testing import ScriptedServer
 
 TEXT = """\

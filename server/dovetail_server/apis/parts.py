@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 
 from dovetail.contracts.replies import ChoiceView, Failure, Reply
 from dovetail_server.errors.body import ErrorBody, ErrorDetail
-from dovetail_server.schema.common import Usage
+from dovetail_server.schema.common import StructuredOutput, Usage
 
 DONE = b"data: [DONE]\n\n"
 encode = msgspec.json.Encoder().encode
@@ -51,3 +52,26 @@ def error_event(failure: Failure) -> bytes:
     """Return the event that tells of an error after the headers are gone."""
     detail = ErrorDetail(message=failure.message, type=failure.kind, param=failure.param, code=failure.code)
     return b"event: error\ndata: " + encode(ErrorBody(detail)) + b"\n\n"
+
+
+# What replies of all APIs say of a grammar.
+
+PARAMETERS = "function/parameters"
+"""Where the chat API has the schema of a tool, in the tool."""
+_IN_TOOL = re.compile(rf"^(/tools/\d+/){PARAMETERS}")
+
+
+def report_field(choice: ChoiceView, parameters: str = PARAMETERS) -> StructuredOutput | msgspec.UnsetType:
+    """Return what a full reply says of a choice's grammar; nothing where it has none.
+
+    Args:
+        choice: It.
+        parameters: Where the schema of a tool stands in the tool, as the request wrote it: places point into that.
+    """
+    made = choice.structured_output
+    if made is None:
+        return msgspec.UNSET
+    if parameters != PARAMETERS:
+        for part in (made, *made.get("tools", ())):
+            part["ignored"] = [_IN_TOOL.sub(rf"\g<1>{parameters}", place) for place in part["ignored"]]
+    return StructuredOutput(**made)

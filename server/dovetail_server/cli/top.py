@@ -42,8 +42,7 @@ def watch(url: str, key: str | None, interval: float, *, once: bool) -> int:
     from rich.live import Live
 
     from dovetail_server.terminal.client import ServerClient, key_from
-    from dovetail_server.terminal.load import Load
-    from dovetail_server.terminal.top import picture
+    from dovetail_server.terminal.top import Load, picture
 
     server = ServerClient(url, key_from(key))
 

@@ -26,9 +26,8 @@ from dovetail_server.errors.catalogue import refuse_websocket, reply
 from dovetail_server.http.hosts import is_foreign, is_preflight
 from dovetail_server.http.origin import ORIGIN
 from dovetail_server.settings.serve import ServeSettings
-from dovetail_server.tenants.keys_file import KeyEntry, Limits, key_hash
+from dovetail_server.tenants.keys_file import KeyEntry, KeysFileWatch, Limits, key_hash
 from dovetail_server.tenants.tenant import Grant, Tenant
-from dovetail_server.tenants.watch import KeysFileWatch
 
 OPEN = frozenset({"/livez", "/"})
 """What always answers without a key: that the process lives, and where its page for people is."""

@@ -15,8 +15,6 @@ from dovetail.messages.media import content_digest, framed_digest, write_arrays
 from dovetail.processing.images import PreparedImage, layout_of
 from dovetail_server.media import decode
 from dovetail_server.media.addresses import AllowedDomains
-from dovetail_server.media.local import read_local, read_regular
-from dovetail_server.media.parts import ImageKey, ImageSource, source_of
 from dovetail_server.media.refusals import MediaError
 from dovetail_server.media.rules import (
     MediaAnswer,
@@ -27,7 +25,7 @@ from dovetail_server.media.rules import (
     MediaRules,
     MediaSought,
 )
-from dovetail_server.media.sources import data_of
+from dovetail_server.media.sources import ImageKey, ImageSource, data_of, read_local, read_regular, source_of
 
 if TYPE_CHECKING:
     from dovetail_server.media.fetch import Fetcher

@@ -20,8 +20,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.text.inline import InlineCostError
 from dovetail_server.errors.catalogue import ClientGoneError
 from dovetail_server.http.auth import CALLER
-from dovetail_server.reading.json_limits import MAX_OBJECTS
-from dovetail_server.reading.parse import check_name, parse
+from dovetail_server.reading.parse import MAX_OBJECTS, check_name, parse
 from dovetail_server.reading.tasks import BodyContext, RawTask, Task, no_answer
 from dovetail_server.reading.work import read_line
 from dovetail_server.serving.prompts import Prompts

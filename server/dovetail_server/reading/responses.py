@@ -20,8 +20,7 @@ from dovetail_server.apis.responses import request as responses
 from dovetail_server.apis.responses.background import writer_of
 from dovetail_server.apis.responses.compacting import CompactingGeneration
 from dovetail_server.apis.responses.items import new_response_id
-from dovetail_server.apis.responses.keeper import ResponseRecorder
-from dovetail_server.apis.responses.last import LAST, Turns
+from dovetail_server.apis.responses.keeper import LAST, ResponseRecorder, Turns
 from dovetail_server.apis.responses.objects import CompactedResponse
 from dovetail_server.apis.responses.references import NO_REPLY, ReferencedItems, references_of
 from dovetail_server.apis.responses.request import ReadItems

@@ -14,15 +14,11 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from dovetail_server.http.journal import END, MAX_JOURNAL_BYTES, PREFIX, end_of
 from dovetail_server.relay.places import Places, RelayState
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger("dovetail.server")
 Pieces = AsyncGenerator[bytes, None]

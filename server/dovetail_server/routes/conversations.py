@@ -11,7 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail.contracts.errors import RequestError
-from dovetail_server.apis.responses.conversation_schema import (
+from dovetail_server.apis.responses.items import Item, decode_item, images_in, input_items, new_response_id
+from dovetail_server.apis.responses.objects import ItemList
+from dovetail_server.apis.responses.schema import (
     ConversationDeleted,
     ConversationItems,
     ConversationObject,
@@ -19,8 +21,6 @@ from dovetail_server.apis.responses.conversation_schema import (
     ConversationUpdate,
     missing,
 )
-from dovetail_server.apis.responses.items import Item, decode_item, images_in, input_items, new_response_id
-from dovetail_server.apis.responses.objects import ItemList
 from dovetail_server.errors import catalogue as errors
 from dovetail_server.openapi.document import json_route
 from dovetail_server.reading.request import json_body

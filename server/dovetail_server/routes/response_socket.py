@@ -17,7 +17,7 @@ from starlette.routing import WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.contracts.errors import RequestError
-from dovetail_server.apis.responses.last import LAST, LastResponse
+from dovetail_server.apis.responses.keeper import LAST, LastResponse
 from dovetail_server.errors import catalogue as errors
 from dovetail_server.errors.body import ErrorBody, ErrorDetail
 from dovetail_server.http.auth import CALLER

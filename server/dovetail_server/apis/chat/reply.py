@@ -23,8 +23,7 @@ from dovetail_server.apis.chat.schema import (
 from dovetail_server.apis.custom import custom_input
 from dovetail_server.apis.dropped import notes_of
 from dovetail_server.apis.logprobs import prompt_logprobs
-from dovetail_server.apis.parts import DONE, end_fields, error_event, head_of, is_cut_by_context, usage_of
-from dovetail_server.schema.reports import report_field
+from dovetail_server.apis.parts import DONE, end_fields, error_event, head_of, is_cut_by_context, report_field, usage_of
 
 encode = msgspec.json.Encoder().encode
 NO_FIELDS = b"null", b""

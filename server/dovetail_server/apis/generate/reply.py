@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from dovetail.contracts.replies import ChoiceView, Failure, Reply, StepView, TokenLogprob, Writer
-from dovetail_server.apis.generate.logprobs import native_named, native_rows, native_top
-from dovetail_server.apis.generate.schema import Generated, MetaInfo, NativeFinish
-from dovetail_server.apis.parts import DONE, error_event
-from dovetail_server.schema.reports import report_field
+from dovetail.messages import TopLogprob
+from dovetail_server.apis.generate.schema import Generated, MetaInfo, NativeFinish, TokenRow
+from dovetail_server.apis.logprobs import finite
+from dovetail_server.apis.parts import DONE, error_event, report_field
+
+# Log probabilities in the words of `/generate`.
+
+TextOf = Callable[[int], str]
+
+
+def native_rows(rows: Sequence[TokenLogprob | TopLogprob], text_of: TextOf | None) -> list[TokenRow]:
+    """Write rows as `[logprob, token_id, text or null]`."""
+    return [
+        (None if r.logprob is None else finite(r.logprob), r.token_id, text_of(r.token_id) if text_of else None)
+        for r in rows
+    ]
+
+
+def native_top(rows: Sequence[TokenLogprob], num_top: int, text_of: TextOf | None) -> list[list[TokenRow] | None]:
+    """Write the alternatives of each row."""
+    return [None if row.logprob is None else native_rows(row.top[:num_top], text_of) for row in rows]
+
+
+def native_named(rows: Sequence[TokenLogprob], text_of: TextOf | None) -> list[list[TokenRow] | None]:
+    """Write the tokens of each row that the request names."""
+    return [None if row.logprob is None else native_rows(row.named, text_of) for row in rows]
+
 
 encode = msgspec.json.Encoder().encode
 

@@ -19,7 +19,7 @@ from dovetail_server.apis.messages.schema import (
     StopReason,
     ThinkingTokens,
 )
-from dovetail_server.schema.reports import report_field
+from dovetail_server.apis.parts import report_field
 
 U = TypeVar("U", bound=DeltaUsage)
 encode = msgspec.json.Encoder().encode

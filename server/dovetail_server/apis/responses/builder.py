@@ -5,6 +5,7 @@ A full response is the fold of the same events: whoever does not stream throws t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
@@ -27,12 +28,79 @@ from dovetail.messages import TokenLogprob
 from dovetail_server.apis.chat.logprobs import chat_logprobs
 from dovetail_server.apis.chat.schema import TokenInfo
 from dovetail_server.apis.custom import custom_input
-from dovetail_server.apis.responses import calls as co
 from dovetail_server.apis.responses import objects as ro
 from dovetail_server.apis.responses.items import encode_reasoning, item_id
-from dovetail_server.apis.responses.token_rows import TokenRows
 from dovetail_server.apis.responses.tool_schema import CLIENT_RUN
 from dovetail_server.apis.responses.tools import client_call
+
+# Which tokens a piece of output is made of, where events of several kinds come out of one step.
+#
+# Reasoning, text and calls are cut out of one sequence of tokens. A piece of text is looked for in the bytes of the
+# tokens that wait; what lies before it are markers and the newlines around them, which belong to no text.
+
+
+@dataclass(slots=True)
+class PendingToken:
+    """A token that waits: how many of its bytes do, and whether its row was handed out with the others."""
+
+    row: TokenLogprob
+    num_bytes: int
+    is_given: bool = False
+
+
+@dataclass(slots=True)
+class TokenRows:
+    """The log probabilities of a choice's tokens, handed out with the text that they make up."""
+
+    tokenizer: TokenizerView
+    _tokens: deque[PendingToken] = field(default_factory=deque)
+    _bytes: bytearray = field(default_factory=bytearray)
+
+    def add(self, rows: Sequence[TokenLogprob]) -> None:
+        """Take the rows of a step."""
+        for row in rows:
+            data = self.tokenizer.token_bytes(row.token_id)
+            self._bytes += data
+            self._tokens.append(PendingToken(row, len(data)))
+
+    def take(self, text: str) -> list[TokenLogprob]:
+        """Return the rows of the tokens that `text` is made of, and forget those before it.
+
+        Text that is in no token as it stands, such as the sign for broken UTF-8, gets all that wait.
+        """
+        data = text.encode("utf-8", "replace")
+        start = self._bytes.find(data)
+        if start < 0:
+            return self._advance(len(self._bytes))
+        self._advance(start, is_skipped=True)
+        return self._advance(len(data))
+
+    def skip(self, text: str) -> None:
+        """Forget the tokens of `text`, if it is in them as it stands, and those before it."""
+        data = text.encode("utf-8", "replace")
+        start = self._bytes.find(data)
+        if start >= 0:
+            self._advance(start + len(data), is_skipped=True)
+
+    def _advance(self, num_bytes: int, *, is_skipped: bool = False) -> list[TokenLogprob]:
+        """Go on by so many bytes and return the rows that were not handed out before.
+
+        A token of which a part was skipped is still to be handed out with the rest.
+        """
+        del self._bytes[:num_bytes]
+        passed: list[TokenLogprob] = []
+        while self._tokens and (num_bytes > 0 or self._tokens[0].num_bytes == 0):
+            token = self._tokens[0]
+            if not token.is_given:
+                passed.append(token.row)
+            used = min(num_bytes, token.num_bytes)
+            num_bytes -= used
+            token.num_bytes -= used
+            if token.num_bytes:
+                token.is_given = not is_skipped
+                break
+            self._tokens.popleft()
+        return passed
 
 
 class Where(TypedDict):
@@ -109,13 +177,13 @@ class OutputBuilder:
                 call = self._calls[event.index]
                 call.pieces.append(event.json)
                 self._pass(event.json)
-                if isinstance(call.item, co.FunctionCallOutput) and not call.is_kept_back:
+                if isinstance(call.item, ro.FunctionCallOutput) and not call.is_kept_back:
                     new_events.append(ro.ArgumentsDelta(**call.where, delta=event.json))
             elif isinstance(event, ToolEnd) and event.index in self._calls:
                 self._close_call(self._calls.pop(event.index), "completed", new_events)
         return new_events
 
-    def finish(self, status: co.ItemStatus) -> list[ro.StreamEvent]:
+    def finish(self, status: ro.ItemStatus) -> list[ro.StreamEvent]:
         """End what is open; `status` is that of the last item, which alone can be cut off."""
         new_events: list[ro.StreamEvent] = []
         for call in self._calls.values():
@@ -161,7 +229,7 @@ class OutputBuilder:
         if self._rows is not None:
             self._rows.skip(text)
 
-    def _close(self, new_events: list[ro.StreamEvent], status: co.ItemStatus = "completed") -> None:
+    def _close(self, new_events: list[ro.StreamEvent], status: ro.ItemStatus = "completed") -> None:
         """End the open message or reasoning."""
         opened, self._open = self._open, None
         if opened is None:
@@ -220,7 +288,7 @@ class OutputBuilder:
         namespace = known.get("namespace", msgspec.UNSET)
         item: ro.WrittenItem
         if kind == "custom":
-            item = co.CustomCallOutput(
+            item = ro.CustomCallOutput(
                 id=self._id("custom_tool_call"),
                 call_id=event.id,
                 name=name,
@@ -229,7 +297,7 @@ class OutputBuilder:
                 status="in_progress",
             )
         else:
-            item = co.FunctionCallOutput(
+            item = ro.FunctionCallOutput(
                 id=self._id("function_call"),
                 call_id=event.id,
                 name=name,
@@ -242,17 +310,17 @@ class OutputBuilder:
             OpenItem(-1, item, is_kept_back=True) if is_kept_back else self._begin(item, new_events)
         )
 
-    def _close_call(self, call: OpenItem, status: co.ItemStatus, new_events: list[ro.StreamEvent]) -> None:
+    def _close_call(self, call: OpenItem, status: ro.ItemStatus, new_events: list[ro.StreamEvent]) -> None:
         item, text = call.item, call.text
-        if call.is_kept_back and isinstance(item, co.FunctionCallOutput):
+        if call.is_kept_back and isinstance(item, ro.FunctionCallOutput):
             kind = f"{item.name}_call"
             ids = {"id": self._id(kind), "call_id": item.call_id, "status": "in_progress"}
             item = client_call(item.name, ids, text) or replace(item, id=self._id("function_call"))
             call = self._begin(item, new_events)
-        if isinstance(item, co.FunctionCallOutput):
+        if isinstance(item, ro.FunctionCallOutput):
             item.arguments = text
             new_events.append(ro.ArgumentsDone(**call.where, arguments=text))
-        elif isinstance(item, co.CustomCallOutput):
+        elif isinstance(item, ro.CustomCallOutput):
             item.input = custom_input(text)
             new_events += [ro.InputDelta(**call.where, delta=item.input), ro.InputDone(**call.where, input=item.input)]
         if not isinstance(item, ro.OutputMessage | ro.ReasoningOutput):

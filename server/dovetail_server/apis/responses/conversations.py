@@ -15,8 +15,8 @@ from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from dovetail.contracts.errors import RequestError
-from dovetail_server.apis.responses.conversation_schema import missing, missing_item
 from dovetail_server.apis.responses.items import Item, item_id, new_response_id
+from dovetail_server.apis.responses.schema import missing, missing_item
 from dovetail_server.http.auth import Keys
 from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.storage.completion_rows import written

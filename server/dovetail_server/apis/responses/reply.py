@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from dovetail.contracts.replies import Failure, Reply, StepView, Writer
 from dovetail.contracts.requests import Request
 from dovetail_server.apis.dropped import notes_of
+from dovetail_server.apis.parts import report_field
 from dovetail_server.apis.responses import objects as ro
 from dovetail_server.apis.responses.builder import OutputBuilder
 from dovetail_server.apis.responses.items import item_id
 from dovetail_server.apis.responses.objects import response_usage, sum_of
-from dovetail_server.schema.reports import report_field
 
 encode = msgspec.json.Encoder().encode
 ENDS: dict[str, type[ro.LifecycleEvent]] = {

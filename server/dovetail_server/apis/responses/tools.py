@@ -17,7 +17,7 @@ from dovetail.contracts.requests import Dropped, JsonObject
 from dovetail.processing.refusals import unsupported, wrong
 from dovetail_server.apis.custom import CustomTools, check_type, custom_arguments
 from dovetail_server.apis.dropped import check_optional
-from dovetail_server.apis.responses import calls
+from dovetail_server.apis.responses import objects as ro
 from dovetail_server.apis.responses.tool_schema import (
     CLIENT_RUN,
     NamespaceTool,
@@ -187,14 +187,14 @@ def tool_echo(tool: Any) -> JsonObject:
     return {**shown, "parameters": tool.parameters, "strict": bool(tool.strict)}
 
 
-def client_call(kind: str, ids: JsonObject, arguments: str) -> calls.ClientCall | None:
+def client_call(kind: str, ids: JsonObject, arguments: str) -> ro.ClientCall | None:
     """Return the item of a call that the client runs; None where the model wrote no such call."""
     try:
         if kind == "local_shell":
-            return calls.LocalShellCall(**ids, action=msgspec.json.decode(arguments, type=calls.ExecAction))
+            return ro.LocalShellCall(**ids, action=msgspec.json.decode(arguments, type=ro.ExecAction))
         if kind == "shell":
-            return calls.ShellCall(**ids, action=msgspec.json.decode(arguments, type=calls.ShellAction))
-        return calls.ApplyPatchCall(**ids, operation=msgspec.json.decode(arguments, type=calls.PatchOperation))
+            return ro.ShellCall(**ids, action=msgspec.json.decode(arguments, type=ro.ShellAction))
+        return ro.ApplyPatchCall(**ids, operation=msgspec.json.decode(arguments, type=ro.PatchOperation))
     except msgspec.MsgspecError:
         return None
 
