@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.table import Table
 
 import dovetail
@@ -96,7 +97,7 @@ def main(options: LatencyOptions) -> int:
         options.json,
         {
             "version": dovetail.__version__,
-            "engine": report.as_builtins(info),
+            "engine": msgspec.to_builtins(info),
             "floor": roofline.as_dict(),
             "input_len": options.input_len,
             "output_len": options.output_len,

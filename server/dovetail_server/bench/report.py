@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -155,11 +154,6 @@ def check_json(path: Path | None) -> None:
     """
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise ConfigError(f"--json {str(path)!r}: cannot be written; give a file in a folder that exists")
-
-
-def as_builtins(info: msgspec.Struct) -> Any:
-    """Return a struct as builtin types."""
-    return msgspec.to_builtins(info)
 
 
 def save(path: Path | None, report: Mapping[str, Any]) -> None:

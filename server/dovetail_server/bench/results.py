@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -72,16 +72,12 @@ class WorkloadResult:
     since_ready_s: float | None = None
     notes: list[str] = field(default_factory=list)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return builtin types for JSON."""
-        return asdict(self)
 
-
-def percentiles(values: Sequence[float], points: Sequence[int], scale: float = 1000.0) -> dict[str, float] | None:
+def percentiles(values: Sequence[float], points: Sequence[int]) -> dict[str, float] | None:
     """Return `p50` and the like of seconds, in milliseconds."""
     if not len(values):
         return None
-    found = np.percentile(np.asarray(values), points) * scale
+    found = np.percentile(np.asarray(values), points) * 1000.0
     return {f"p{point}": float(value) for point, value in zip(points, found, strict=True)}
 
 

@@ -7,8 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,7 +20,6 @@ from dovetail.runtime.device.devices import HOST
 from dovetail.sdk.config import ITEM_BYTES
 from dovetail_server.bench import bandwidth, prompts, report
 from dovetail_server.bench.drive import Run, drive
-from dovetail_server.bench.launch import Launched, launched
 from dovetail_server.bench.options import ServeOptions
 from dovetail_server.bench.results import WorkloadResult, results_of
 from dovetail_server.bench.roofline import Bandwidth, ModelFacts, Roofline, facts_of, quantised_by
@@ -30,7 +28,10 @@ from dovetail_server.bench.wire import BenchSampling, Prompt
 from dovetail_server.bench.worker import open_session
 from dovetail_server.bench.workloads import Workload, sampling_text
 from dovetail_server.start.kernel_cache import CacheLook
+from dovetail_server.terminal.own_server import serving
 
+MANAGED = ("--host", "--port", "--model-path", "--model")
+"""Flags of the server that is started here."""
 FIRST_PROMPT = list(range(1, 9))
 """What a server that was just started is asked first: ids that every vocabulary has."""
 
@@ -44,7 +45,7 @@ class ServeStart:
     """
 
     ready_s: float
-    first_answer_s: float
+    first_answer_s: float = 0.0
     ready_at: float
     cache: CacheLook
 
@@ -69,8 +70,16 @@ class Material:
         return prompts.RandomText(ids) if self.wants_text else ids
 
 
-async def run(options: ServeOptions) -> int:
+async def run(
+    options: ServeOptions, base_url: str, lines: Sequence[tuple[Prompt, int | None]], start: ServeStart | None
+) -> int:
     """Measure and print.
+
+    Args:
+        options: The command's.
+        base_url: Of the server.
+        lines: Of the data set, if one is given.
+        start: Of our own server.
 
     Returns:
         0, or 1 if requests failed.
@@ -79,16 +88,11 @@ async def run(options: ServeOptions) -> int:
         ConfigError: The server, the model or the options do not fit; nothing was measured.
         DovetailError: The server or a client process failed on the way.
     """
-    lines = prompts.read_dataset(options.dataset, options.endpoint) if options.dataset is not None else []
-    async with AsyncExitStack() as stack:
-        session = await stack.enter_async_context(open_session(options.headers, options.timeout_s))
-        server, start = None, None
-        if options.base_url is None:
-            cache = CacheLook.now()
-            server = await stack.enter_async_context(launched(str(options.model_path), options.serve_flags))
-            start = await first_answer(server, session, options, cache)
-        base_url = server.base_url if server is not None else clean_url(options.base_url or "")
+    async with open_session(options.headers, options.timeout_s) as session:
         target = await discover(session, base_url, options.model)
+        if start is not None:
+            await probe(session, target, "completions", FIRST_PROMPT, BenchSampling(model=target.model, stream=False))
+            start = replace(start, first_answer_s=time.monotonic() - start.ready_at + start.ready_s)
         facts = model_facts(options, target)
         material = material_of(options, lines, target, facts)
         supports = await probe_all(session, target, options, material)
@@ -97,22 +101,6 @@ async def run(options: ServeOptions) -> int:
     about = describe(target, roofline, start, options, found) + report.compared(found)
     report.show(report.console(), f"{target.model} at {target.base_url}", found, about)
     return 1 if any(result.num_failed for result in found) else 0
-
-
-async def first_answer(
-    server: Launched, session: aiohttp.ClientSession, options: ServeOptions, cache: CacheLook
-) -> ServeStart:
-    """Wait for a server that was just started and let it answer one short request.
-
-    Raises:
-        ConfigError: It does not start, for a reason that the user can remove.
-        DovetailError: It does not start for another reason.
-    """
-    ready_s = await server.wait_ready(session, options.start_timeout_s)
-    target = await discover(session, server.base_url, options.model)
-    await probe(session, target, "completions", FIRST_PROMPT, BenchSampling(model=target.model, stream=False))
-    answered_s, ready_at = time.monotonic() - server.started, server.started + ready_s
-    return ServeStart(ready_s=ready_s, first_answer_s=answered_s, ready_at=ready_at, cache=cache)
 
 
 async def measure_all(
@@ -308,11 +296,26 @@ def as_report(
             "num_kernels_compiled": start.cache.num_new,
         },
         "floor": roofline.as_dict(),
-        "workloads": [result.as_dict() for result in found],
+        "workloads": [asdict(result) for result in found],
     }
 
 
 def main(options: ServeOptions) -> int:
-    """Run the command in an event loop; a signal ends it with its child processes."""
+    """Run the command in an event loop; a signal ends it with its child processes.
+
+    Raises:
+        ConfigError: As `run`; or the flags of the server set what is set here.
+        DovetailError: As `run`.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    return asyncio.run(run(options))
+    lines = prompts.read_dataset(options.dataset, options.endpoint) if options.dataset is not None else []
+    if options.base_url is not None:
+        return asyncio.run(run(options, clean_url(options.base_url), lines, None))
+    for name in (flag.split("=", 1)[0] for flag in options.serve_flags):
+        if name.replace("_", "-") in MANAGED:
+            raise ConfigError(f"{name} after `--`: set by the benchmark; leave it out")
+    cache, began = CacheLook.now(), time.monotonic()
+    with serving(str(options.model_path), options.serve_flags, options.api_key, options.start_timeout_s) as server:
+        ready_at = time.monotonic()
+        start = ServeStart(ready_s=ready_at - began, ready_at=ready_at, cache=cache)
+        return asyncio.run(run(options, server.url, lines, start))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
 from rich.table import Table
 
 import dovetail
@@ -100,7 +101,7 @@ def main(options: ThroughputOptions) -> int:
         of_floor=completion / duration * step / concurrency if step is not None else None,
     )
     show(totals, roofline)
-    found = {"version": dovetail.__version__, "engine": report.as_builtins(info), "floor": roofline.as_dict()}
+    found = {"version": dovetail.__version__, "engine": msgspec.to_builtins(info), "floor": roofline.as_dict()}
     report.save(options.json, {**found, **asdict(totals)})
     return 0
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 Prompt = str | list[int] | list[dict[str, Any]]
 """Text, token ids, or the messages of a conversation."""
-EndpointName = Literal["completions", "chat", "generate"]
 PATHS: dict[str, str] = {
     "completions": "/v1/completions",
     "chat": "/v1/chat/completions",
