@@ -33,7 +33,7 @@ from dovetail.base.settings import EngineSettings
 from dovetail.demo import MODEL_DIR
 from dovetail.messages import SamplerParams
 from dovetail.plugins import Registry, make_plan
-from dovetail_server.bench.engine import BareEngine
+from dovetail_server.bench.latency import BareEngine
 from dovetail_server.bench.prompts import PromptVocabulary, RandomIds
 from dovetail_server.bench.workloads import Workload
 

@@ -47,7 +47,7 @@ from rich.table import Table
 from safetensors.torch import load_file, save_file
 
 from dovetail.messages import SamplerParams, Submit
-from dovetail_server.bench.engine import BareEngine
+from dovetail_server.bench.latency import BareEngine
 from dovetail_testing.engine import make_core, make_plans
 from engine import CONFIG_05B
 

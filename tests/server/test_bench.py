@@ -18,9 +18,8 @@ from dovetail.demo import MODEL_DIR
 from dovetail.messages import EngineInfo
 from dovetail_backends.devices.cuda import CudaDevice
 from dovetail_server.bench.drive import Seen, num_workers
-from dovetail_server.bench.engine import Round
 from dovetail_server.bench.jobs import Record
-from dovetail_server.bench.latency import LatencyOptions, check_room
+from dovetail_server.bench.latency import LatencyOptions, Round, check_room
 from dovetail_server.bench.prompts import PromptVocabulary, RandomIds, RandomText, read_dataset
 from dovetail_server.bench.results import results_of
 from dovetail_server.bench.roofline import Bandwidth, ModelFacts, Roofline, facts_of

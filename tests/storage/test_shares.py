@@ -11,8 +11,8 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail_server.batches.fair_queue import OwnerQueue, quotas
 from dovetail_server.batches.lines import Leased
+from dovetail_server.batches.runner import OwnerQueue, quotas
 
 from .conftest import Api, line
 

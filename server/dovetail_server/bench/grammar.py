@@ -17,9 +17,8 @@ import dovetail
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_server.bench import report
-from dovetail_server.bench.grammar_first import FirstTokenBench
 from dovetail_server.bench.grammar_folder import make_folder
-from dovetail_server.bench.grammar_load import HostileBench, StepBench, make_engine
+from dovetail_server.bench.grammar_load import FirstTokenBench, HostileBench, StepBench, make_engine
 from dovetail_server.bench.grammar_masks import MaskBench, specs_of
 
 

@@ -25,8 +25,7 @@ from dovetail_server.reading.wire import WorkerStart
 from dovetail_server.schema.unknown import UnknownFields
 from dovetail_server.serving.context import ServingContext
 from dovetail_server.serving.hooks import ApiHooks
-from dovetail_server.settings.media import MAX_IMAGES
-from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.settings.serve import MAX_IMAGES, ServeSettings
 
 if TYPE_CHECKING:
     from dovetail.processing.images import Message, PreparedImage

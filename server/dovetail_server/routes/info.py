@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Depends, Query
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 
 import dovetail
 from dovetail_server.http.auth import CALLER
@@ -16,6 +17,7 @@ from dovetail_server.http.shown import shown, shown_options
 from dovetail_server.metrics.series import hit_rate
 from dovetail_server.openapi.document import FAILURES
 from dovetail_server.state import ServerState, get_ready_state, get_state
+from dovetail_server.tenants.tenant import Tenant
 
 router = APIRouter(tags=["server"])
 State = Annotated[ServerState, Depends(get_ready_state)]
@@ -122,3 +124,85 @@ async def steps(state: State, after: Annotated[int, Query(ge=0, le=1 << 62)] = 0
 async def plugins(state: Annotated[ServerState, Depends(get_state)]) -> Response:
     """Every plugin that is installed, with its state."""
     return shown_reply(state.registry.listing() if state.registry is not None else {"object": "list", "data": []})
+
+
+# What clients of llama.cpp (`/props`) and of Text Generation Inference (`/info`) ask a server about itself.
+
+
+@router.get("/props", response_model=None, responses=FAILURES)
+async def props(state: State) -> Response:
+    """Context, slots and template under llama.cpp's names."""
+    text, settings = state.text, state.settings
+    special = text.tokenizer.special_tokens
+    return shown_reply(
+        {
+            "default_generation_settings": {"n_ctx": text.limits.context_len, "params": dict(text.limits.defaults)},
+            "total_slots": state.info.max_running_requests,
+            "model_alias": state.served_names[0],
+            "model_path": settings.model_path,
+            "chat_template": text.template.source,
+            "bos_token": special.get("bos_token", ""),
+            "eos_token": special.get("eos_token", ""),
+            "modalities": {"vision": not text.template.no_images, "audio": False},
+            "build_info": f"dovetail-{dovetail.__version__}",
+            "is_sleeping": False,
+        }
+    )
+
+
+@router.get("/info", response_model=None, responses=FAILURES)
+async def tgi_info(state: State) -> Response:
+    """Model and limits under the names of Text Generation Inference."""
+    info, context_len = state.info, state.text.limits.context_len
+    return shown_reply(
+        {
+            "model_id": state.served_names[0],
+            "model_dtype": info.dtype,
+            "model_device_type": info.device.partition(":")[0],
+            "model_pipeline_tag": "text-generation" if info.generates else "feature-extraction",
+            "max_concurrent_requests": state.max_live,
+            "max_input_tokens": context_len - 1 if info.generates else context_len,
+            "max_total_tokens": context_len,
+            "router": "dovetail",
+            "version": dovetail.__version__,
+        }
+    )
+
+
+# `/metrics`.
+
+
+@router.get("/metrics", response_model=None, response_class=PlainTextResponse, responses=FAILURES)
+async def metrics(request: Request, state: Annotated[ServerState, Depends(get_state)]) -> Response:
+    """Counters, gauges and histograms for Prometheus, in its text format or OpenMetrics'."""
+    text, media_type = state.metrics.render(request.headers.get("accept", ""))
+    return Response(text, headers={"content-type": media_type})
+
+
+# What each key has used, and what it may use.
+
+
+@router.get("/v1/usage", response_model=None, responses=FAILURES)
+async def usage(state: Annotated[ServerState, Depends(get_state)]) -> Response:
+    """The caller's own use since the server's start, with its limits; for the admin's key, that of every key."""
+    caller = CALLER.get()
+    seen = state.keys.tenants.values() if caller.is_admin else (state.keys.tenant(caller.owner),)
+    data = [shown_usage(tenant) for tenant in seen if tenant.owner == caller.owner or tenant.usage.requests]
+    return Response(msgspec.json.encode({"object": "list", "data": data}), media_type="application/json")
+
+
+def shown_usage(tenant: Tenant) -> dict[str, Any]:
+    """Return one key's row."""
+    limits = tenant.grant.limits.model_dump()
+    return {
+        "object": "usage",
+        "key": tenant.short,
+        "name": tenant.grant.name or None,
+        "weight": tenant.grant.weight,
+        "requests": tenant.usage.requests,
+        "running_requests": tenant.num_live,
+        "input_tokens": tenant.usage.input_tokens,
+        "output_tokens": tenant.usage.output_tokens,
+        "rejected": dict(tenant.usage.rejected),
+        "limits": {name: limit for name, limit in limits.items() if limit is not None},
+    }

@@ -6,20 +6,101 @@ Precedence: flags, then environment (`DOVETAIL_PORT`), then `--config file.yaml`
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import SecretStr
+from pydantic import AfterValidator, BeforeValidator, SecretStr, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from dovetail.base.config_file import read_config
-from dovetail.base.settings import Names, Seconds, setting
+from dovetail.base.settings import Names, Seconds, Settings, setting
 from dovetail.processing.plugin_settings import ENV_PREFIX
-from dovetail.processing.text_settings import TextSettings
+from dovetail.processing.text_settings import TextSettings, read_object
 from dovetail_server.compat.arguments import file_value
-from dovetail_server.settings.keys import KeySettings
-from dovetail_server.settings.media import MediaSettings
-from dovetail_server.settings.types import Aliases, Hosts, Origins
+from dovetail_server.settings.types import Aliases, ApiKey, ApiKeys, Hosts, Origins
+
+# Settings that say who may use the server.
+
+
+class KeySettings(Settings):
+    """Keys, and what is open without one."""
+
+    api_key: ApiKeys = setting(default_factory=list, common=True)
+    """Key that every request must carry; repeatable. Prefer the environment (DOVETAIL_API_KEY, comma-separated) or the
+    file, because other users of the machine can read command lines.
+    """
+    admin_api_key: ApiKey = setting(None)
+    """Key for /flush_cache, /start_profile and other admin routes; it opens everything else too."""
+    resume_key: ApiKey = setting(None)
+    """Key shared by this server and its gateways, which lets them move a stream here from a crashed server. Prefer the
+    environment (DOVETAIL_RESUME_KEY).
+    """
+    keys_file: Path | None = setting(None)
+    """YAML file with hashes of keys, their roles, weights and limits; read again when it changes. `dovetail hash-key`
+    prints a key's hash.
+    """
+    isolate_prefix_cache: Literal["shared", "key"] = setting("shared")
+    """`key`: no key reuses another key's cached prefixes. `shared`: all keys share the cache, which is visible in
+    `cached_tokens` and TTFT.
+    """
+    closed_probes: bool = setting(False)
+    """Require a key for /health, /readyz, /health_generate and /ping too; /livez never needs one."""
+    open_metrics: bool = setting(False)
+    """Serve /metrics without a key, for a scraper that has none."""
+
+    @model_validator(mode="after")
+    def check_distinct_keys(self) -> KeySettings:
+        """Refuse an admin's key that is also a user's: it would protect nothing."""
+        if self.admin_api_key is not None and self.admin_api_key in self.api_key:
+            raise ValueError("--admin-api-key is one of the keys of --api-key; give the admin another key")
+        return self
+
+
+# Settings that say what images requests may have, and where these may come from.
+
+
+MOST = 1024
+"""Images that an operator may allow a request."""
+MAX_IMAGES = 16
+"""Of a request, where the operator says nothing."""
+KINDS = ("image", "video", "audio")
+
+
+def check_limits(limits: dict[str, int]) -> dict[str, int]:
+    """Refuse limits of what is not there, and of videos and sound others than 0."""
+    for kind, most in limits.items():
+        if kind not in KINDS:
+            raise ValueError(f"{kind!r} is unknown; possible: {', '.join(KINDS)}")
+        if kind != "image" and most:
+            raise ValueError(f"{kind} is not read here; give it 0, or leave it out")
+        if not 0 <= most <= MOST:
+            raise ValueError(f"{kind} is {most}; possible: 0 to {MOST}")
+    return limits
+
+
+def check_folder(path: Path | None) -> Path | None:
+    """Refuse what is no directory: a typing mistake would refuse every request."""
+    if path is not None and not path.is_dir():
+        raise ValueError(f"{path} is no directory; give one that is there, with images below it")
+    return path
+
+
+Limits = Annotated[dict[str, int], NoDecode, BeforeValidator(read_object), AfterValidator(check_limits)]
+
+
+class MediaSettings(Settings):
+    """Images of requests."""
+
+    limit_mm_per_prompt: Limits = setting(default_factory=lambda: {"image": MAX_IMAGES})
+    """Maximum number of images in a request: {"image": N}; 0: none."""
+    image_cache_bytes: int = setting(512 << 20, ge=0)
+    """Maximum memory for decoded images that are kept for later requests; 0: none is."""
+    allowed_media_domains: Hosts = setting(default_factory=list)
+    """Hosts whose images at http and https URLs are fetched, such as img.example.org,*.cdn.example, comma-separated; *
+    allows any. Only public addresses are connected to. Default: none.
+    """
+    allowed_local_media_path: Annotated[Path | None, AfterValidator(check_folder)] = setting(None)
+    """Directory below which images at file:// URLs are read. Default: none."""
 
 
 class ServeSettings(KeySettings, MediaSettings, TextSettings, BaseSettings):

@@ -38,7 +38,6 @@ from dovetail_server.reading.tasks import OWN_NAMES
 from dovetail_server.routes import (
     admin,
     batches,
-    compat_info,
     conversations,
     docs,
     files,
@@ -46,7 +45,6 @@ from dovetail_server.routes import (
     health,
     info,
     message_batches,
-    metrics,
     models,
     playground,
     profile,
@@ -54,7 +52,6 @@ from dovetail_server.routes import (
     response_socket,
     responses,
     stored_completions,
-    usage,
     worked,
 )
 from dovetail_server.schema.unknown import LeavesOut
@@ -85,10 +82,7 @@ ROUTERS = (
     files.router,
     batches.router,
     info.router,
-    compat_info.router,
     health.router,
-    metrics.router,
-    usage.router,
     admin.router,
     profile.router,
     docs.router,
