@@ -20,19 +20,8 @@ from dovetail_server.batches.store import BatchStore, Lease
 from dovetail_server.batches.validate import ValidatedFile, Validator, too_many_for
 from dovetail_server.http.auth import Keys
 from dovetail_server.schema.batches import BatchError
+from dovetail_server.storage import disk
 from dovetail_server.storage.database import LINES_LOCK
-from dovetail_server.storage.disk import (
-    create,
-    exists,
-    link_or_copy,
-    make_folder,
-    names_in,
-    open_to_read,
-    publish,
-    remove,
-    remove_folder,
-    sync_folder,
-)
 from dovetail_server.storage.files import FileStore
 from dovetail_server.storage.paths import StoragePaths, result_file_id
 from dovetail_server.storage.tables import batch_lines, batches, files
@@ -102,7 +91,7 @@ class BatchFinalizer:
         """Keep hold of the input file, or say why there is none."""
         file_id, batch_id = str(row["input_file_id"]), str(row["id"])
         folder = self.layout.batch(batch_id)
-        if await asyncio.to_thread(exists, folder / "input.jsonl"):
+        if await asyncio.to_thread(disk.exists, folder / "input.jsonl"):
             return None
         source = await self.file_store.find(file_id, str(row["owner"]))
         if source is None:
@@ -119,10 +108,10 @@ class BatchFinalizer:
         return None
 
     def _link(self, file_id: str, folder: Path) -> None:
-        make_folder(folder)
-        link_or_copy(self.layout.file(file_id), folder / "input.jsonl", self.layout.new_temp())
-        sync_folder(folder)
-        sync_folder(folder.parent)
+        disk.make_folder(folder)
+        disk.link_or_copy(self.layout.file(file_id), folder / "input.jsonl", self.layout.new_temp())
+        disk.sync_folder(folder)
+        disk.sync_folder(folder.parent)
 
     async def _lines_left(self, db: AsyncConnection, owner: str) -> int | None:
         """Return how many lines an owner may have beside those of its batches that run; None for any number."""
@@ -232,15 +221,15 @@ class BatchFinalizer:
             await db.execute(sa.delete(batch_lines).where(batch_lines.c.batch_id == row["id"]))
 
     def _remove(self, batch_id: str) -> None:
-        remove_folder(self.layout.batch(batch_id))
+        disk.remove_folder(self.layout.batch(batch_id))
 
     def _remove_files(self, file_ids: Sequence[str]) -> None:
         for file_id in file_ids:
-            remove(self.layout.file(file_id))
+            disk.remove(self.layout.file(file_id))
 
     async def remove_left(self) -> None:
         """Remove the folders of batches that ended while a process was killed or paused."""
-        names = await asyncio.to_thread(names_in, self.layout.batches)
+        names = await asyncio.to_thread(disk.names_in, self.layout.batches)
         for name in names:
             async with self.store.database.read() as db:
                 query = sa.select(batches.c.status).where(batches.c.id == name)
@@ -273,7 +262,7 @@ class Results:
     def _result(self, line: RowMapping) -> bytes:
         name = str(line["segment"])
         if name not in self._segments:
-            self._segments[name] = open_to_read(self.layout.batch(self.batch_id) / f"{name}.seg")
+            self._segments[name] = disk.open_to_read(self.layout.batch(self.batch_id) / f"{name}.seg")
         segment = self._segments[name]
         segment.seek(line["result_offset"])
         found = segment.read(line["result_length"])
@@ -284,7 +273,7 @@ class Results:
     def _file(self, kind: str) -> IO[bytes]:
         if kind not in self._open:
             temp = self.layout.new_temp()
-            self._open[kind] = (temp, create(temp))
+            self._open[kind] = (temp, disk.create(temp))
         return self._open[kind][1]
 
     def publish(self) -> dict[str, tuple[str, int]]:
@@ -295,7 +284,7 @@ class Results:
             size = file.tell()
             file.close()
             file_id = result_file_id(self.batch_id, kind, self.lease.epoch)
-            publish(temp, self.layout.file(file_id))
+            disk.publish(temp, self.layout.file(file_id))
             published[kind] = (file_id, size)
         return published
 
@@ -304,6 +293,6 @@ class Results:
         for temp, file in self._open.values():
             with contextlib.suppress(OSError):  # what it still held is not wanted
                 file.close()
-            remove(temp)
+            disk.remove(temp)
         for segment in self._segments.values():
             segment.close()

@@ -6,15 +6,7 @@ from collections.abc import Iterable
 
 from sqlalchemy.engine import RowMapping
 
-from dovetail_server.schema.batches import (
-    Batch,
-    BatchError,
-    BatchErrors,
-    BatchUsage,
-    InputTokensDetails,
-    OutputTokensDetails,
-    RequestCounts,
-)
+from dovetail_server.schema import batches as schema
 
 ENDPOINTS = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
@@ -48,17 +40,17 @@ def same_endpoint(url: str, endpoint: str) -> bool:
     return url == endpoint or f"/v1{url}" == endpoint
 
 
-def to_batch(row: RowMapping) -> Batch:
+def to_batch(row: RowMapping) -> schema.Batch:
     """Return a row as the API shows it."""
     errors = row["errors"]
-    shown = None if not errors else BatchErrors(data=[BatchError(**item) for item in errors])
-    usage = BatchUsage(
+    shown = None if not errors else schema.BatchErrors(data=[schema.BatchError(**item) for item in errors])
+    usage = schema.BatchUsage(
         input_tokens=row["input_tokens"],
-        input_tokens_details=InputTokensDetails(row["cached_tokens"]),
+        input_tokens_details=schema.InputTokensDetails(row["cached_tokens"]),
         output_tokens=row["output_tokens"],
-        output_tokens_details=OutputTokensDetails(row["reasoning_tokens"]),
+        output_tokens_details=schema.OutputTokensDetails(row["reasoning_tokens"]),
         total_tokens=row["input_tokens"] + row["output_tokens"],
     )
-    counts = RequestCounts(total=row["num_total"], completed=row["num_completed"], failed=row["num_failed"])
+    counts = schema.RequestCounts(total=row["num_total"], completed=row["num_completed"], failed=row["num_failed"])
     plain = {name: row[name] for name in PLAIN}
-    return Batch(object="batch", errors=shown, usage=usage, request_counts=counts, **plain)
+    return schema.Batch(object="batch", errors=shown, usage=usage, request_counts=counts, **plain)

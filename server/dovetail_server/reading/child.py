@@ -40,18 +40,8 @@ from dovetail_server.apis.watch import WATCH, Interruption
 from dovetail_server.errors.catalogue import PLUGIN_FAILED
 from dovetail_server.media.decode import NO_PILLOW
 from dovetail_server.media.rules import MediaAnswer, MediaMessage
+from dovetail_server.reading import wire
 from dovetail_server.reading.tasks import add_routes
-from dovetail_server.reading.wire import (
-    LARGE,
-    Begun,
-    BodyJob,
-    BodyResult,
-    Question,
-    Refusal,
-    WorkerStart,
-    is_short,
-    too_costly,
-)
 from dovetail_server.reading.work import do, part_of
 from dovetail_server.schema.unknown import LEFT_OUT, LeftOut
 
@@ -67,7 +57,7 @@ MAX_JOBS, KEPT_BYTES = 256, 64 << 20
 first text: its memory is shared until it is written to, and its tokenizer knows no words."""
 GRACE_S, MIN_S = 0.5, 0.05
 LIMITED, HURRIED = (
-    Refusal(
+    wire.Refusal(
         message=f"the server's own limit of {what} leaves too little to read this request",
         param=None,
         code="server_limits",
@@ -88,7 +78,7 @@ def main(argv: list[str]) -> int:
     """Load, then fork for every socket that comes, until the inherited one closes."""
     control = control_of(argv)
     try:
-        start = msgspec.msgpack.decode(receive(control), type=WorkerStart)
+        start = msgspec.msgpack.decode(receive(control), type=wire.WorkerStart)
         try:
             worker = PreloadedState(start)
         except DovetailError as error:
@@ -106,7 +96,10 @@ def main(argv: list[str]) -> int:
 
 def warn_of_limits() -> None:
     """Say at the start what an operator's limit of address space takes from the jobs to come."""
-    soft, wanted = resource.getrlimit(resource.RLIMIT_AS)[0], address_space() + MEMORY_BYTES + MEMORY_FACTOR * LARGE
+    soft, wanted = (
+        resource.getrlimit(resource.RLIMIT_AS)[0],
+        address_space() + MEMORY_BYTES + MEMORY_FACTOR * wire.LARGE,
+    )
     if soft != resource.RLIM_INFINITY and soft < wanted:
         log.complain(
             f"dovetail: this process may have {soft >> 20} MiB of address space (ulimit -v, LimitAS), and reading a "
@@ -117,7 +110,7 @@ def warn_of_limits() -> None:
 class PreloadedState:
     """What copies find loaded."""
 
-    def __init__(self, start: WorkerStart) -> None:
+    def __init__(self, start: wire.WorkerStart) -> None:
         """Load."""
         self._text = Processor.of_start(start.processor)
         add_routes(apis_of(start.processor.setup.plan))
@@ -149,7 +142,7 @@ class PreloadedState:
         limits = {kind: resource.getrlimit(kind) for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU)}
         base, left = resident_bytes(), MAX_JOBS
         while True:
-            job = msgspec.msgpack.decode(receive(channel), type=BodyJob)
+            job = msgspec.msgpack.decode(receive(channel), type=wire.BodyJob)
             left -= 1
             outcome = self._done(channel, job, addresses)
             has_failed = outcome.refusal is not None or outcome.fault is not None
@@ -164,18 +157,18 @@ class PreloadedState:
             gc.collect()  # what the template's process had is frozen: this takes a millisecond
             count_most_anew()
 
-    def _done(self, channel: socket.socket, job: BodyJob, addresses: int) -> BodyResult:
+    def _done(self, channel: socket.socket, job: wire.BodyJob, addresses: int) -> wire.BodyResult:
         """Do a job. The process ends by itself when the job's time is over, in native code too."""
         began, before = time.process_time(), most_own_bytes()
         body = [bytes(receive_bytes(channel, job.num_bytes))]
-        send(channel, Begun(pid=os.getpid()))
+        send(channel, wire.Begun(pid=os.getpid()))
         soft = {kind: resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU)}
         has_memory, has_time = set_limits(job, addresses, self._num_threads)
 
         def allow_images() -> None:
             raise_limits(job, soft, has_time=has_time)
 
-        def ask(question: Question) -> ReferencedItems:
+        def ask(question: wire.Question) -> ReferencedItems:
             send(channel, question)
             return msgspec.msgpack.decode(receive(channel), type=ReferencedItems)
 
@@ -191,7 +184,9 @@ class PreloadedState:
             self._text.load_images = loader
 
         def give_up(why: str) -> None:
-            send(channel, BodyResult(refusal=Refusal(message=why, param=None, code=PLUGIN_FAILED, status=500)))
+            send(
+                channel, wire.BodyResult(refusal=wire.Refusal(message=why, param=None, code=PLUGIN_FAILED, status=500))
+            )
             os._exit(0)
 
         WATCH.give_up = give_up
@@ -200,9 +195,11 @@ class PreloadedState:
         try:
             outcome = do(job, body.pop, self._text, self._served, ask, lambda message: send(channel, message))
         except OutOfTimeError as error:
-            outcome = BodyResult(refusal=too_costly("time", job.num_bytes, part_of(error)) if has_time else HURRIED)
-        if not has_memory and is_short(outcome.refusal, job.num_bytes):
-            outcome = BodyResult(refusal=LIMITED)
+            outcome = wire.BodyResult(
+                refusal=wire.too_costly("time", job.num_bytes, part_of(error)) if has_time else HURRIED
+            )
+        if not has_memory and wire.is_short(outcome.refusal, job.num_bytes):
+            outcome = wire.BodyResult(refusal=LIMITED)
         signal.setitimer(signal.ITIMER_PROF, 0)
         took_s, grown = time.process_time() - began, most_own_bytes() - before
         names = [] if left_out is None else list(left_out.names)
@@ -210,7 +207,7 @@ class PreloadedState:
         return msgspec.structs.replace(outcome, left_out=names, cpu_s=took_s, grown_bytes=grown, stays=stays)
 
 
-def set_limits(job: BodyJob, addresses: int, num_threads: int) -> tuple[bool, bool]:
+def set_limits(job: wire.BodyJob, addresses: int, num_threads: int) -> tuple[bool, bool]:
     """Bound what this process takes; return whether it may take all the memory, and the time, that a job may have.
 
     Args:
@@ -228,7 +225,7 @@ def set_limits(job: BodyJob, addresses: int, num_threads: int) -> tuple[bool, bo
     return has_memory, has_time
 
 
-def raise_limits(job: BodyJob, soft: Mapping[int, int], *, has_time: bool) -> None:
+def raise_limits(job: wire.BodyJob, soft: Mapping[int, int], *, has_time: bool) -> None:
     """Let this process take what images need beside the rest of its job, and no more than an operator allowed it.
 
     Args:

@@ -29,20 +29,9 @@ from dovetail_server.http.auth import CALLER
 from dovetail_server.media.cache import ImageCache
 from dovetail_server.media.folder import MediaFolder
 from dovetail_server.media.rules import MediaMessage
+from dovetail_server.reading import wire
 from dovetail_server.reading.media import FindFile, MediaExchange
 from dovetail_server.reading.turns import Turns
-from dovetail_server.reading.wire import (
-    IMAGES,
-    LARGE,
-    PARTS,
-    Begun,
-    BodyJob,
-    BodyResult,
-    PromptBegun,
-    Question,
-    WorkerStart,
-    too_costly,
-)
 from dovetail_server.schema.unknown import LEFT_OUT
 
 if TYPE_CHECKING:
@@ -58,9 +47,9 @@ SMALL_CPU_S = FULL.seconds
 DIED = "body_process_died"
 MAX_FETCHES = 16
 """Requests whose images are fetched at a time. Each has a process meanwhile, but no turn."""
-_decode = msgspec.msgpack.Decoder(Begun | PromptBegun | Question | MediaMessage | BodyResult).decode
-Answering = Callable[[Question], Awaitable[ReferencedItems]]
-PromptBeginning = Callable[[PromptBegun], None]
+_decode = msgspec.msgpack.Decoder(wire.Begun | wire.PromptBegun | wire.Question | MediaMessage | wire.BodyResult).decode
+Answering = Callable[[wire.Question], Awaitable[ReferencedItems]]
+PromptBeginning = Callable[[wire.PromptBegun], None]
 """Takes what is known of a prompt so far."""
 
 
@@ -113,7 +102,7 @@ class BodyPool:
         """Have the processes load images from now on: into `folder`, some from uploaded files or `cache`."""
         self._media, self._find_file, self._image_cache = folder, find_file, cache
 
-    def ready_with(self, start: WorkerStart | None) -> None:
+    def ready_with(self, start: wire.WorkerStart | None) -> None:
         """Set what the processes load; None where only this process can have it."""
         if self._template is not None:
             self._template.close()
@@ -121,7 +110,7 @@ class BodyPool:
 
     def takes(self, num_bytes: int) -> bool:
         """Whether a body of this size is read by another process."""
-        return num_bytes > LARGE and self.is_on
+        return num_bytes > wire.LARGE and self.is_on
 
     async def run(
         self,
@@ -134,7 +123,7 @@ class BodyPool:
         context: str = "",
         answer: Answering | None = None,
         begun: PromptBeginning | None = None,
-    ) -> BodyResult:
+    ) -> wire.BodyResult:
         """Read a body. Cancelling this kills the process.
 
         Args:
@@ -153,9 +142,9 @@ class BodyPool:
             ServiceError: Its process died, or could not be started.
         """
         media = self._media
-        cpu_s = self._cpu_s if len(raw) > LARGE else min(self._cpu_s, SMALL_CPU_S)
+        cpu_s = self._cpu_s if len(raw) > wire.LARGE else min(self._cpu_s, SMALL_CPU_S)
         left_out = LEFT_OUT.get()
-        job = BodyJob(
+        job = wire.BodyJob(
             task=task.name,
             num_bytes=len(raw),
             is_line=is_line,
@@ -206,12 +195,12 @@ class BodyPool:
 
     async def _attempt(
         self,
-        job: BodyJob,
+        job: wire.BodyJob,
         raw: bytes,
         answer: Answering | None,
         begun: PromptBeginning | None,
         media: MediaExchange,
-    ) -> BodyResult:
+    ) -> wire.BodyResult:
         if self._template is None:
             raise died("is not there")
         num_gone = 0
@@ -261,7 +250,7 @@ class WorkerExchange:
         self._pid = 0
         self._loop = asyncio.get_running_loop()
 
-    async def run(self, job: BodyJob, raw: bytes, answer: Answering | None) -> BodyResult:
+    async def run(self, job: wire.BodyJob, raw: bytes, answer: Answering | None) -> wire.BodyResult:
         """Bring a job and wait for its outcome.
 
         Raises:
@@ -277,15 +266,15 @@ class WorkerExchange:
             is_over = True
             return outcome
         except TimeoutError:
-            return BodyResult(refusal=too_costly("time", job.num_bytes, self._part))
+            return wire.BodyResult(refusal=wire.too_costly("time", job.num_bytes, self._part))
         except GoneError:
             if not self._pid:
                 raise
             is_over = True
             if time.monotonic() - began >= job.cpu_s:  # the system's limit ended it, in native code
-                return BodyResult(refusal=too_costly("time", job.num_bytes, self._part))
+                return wire.BodyResult(refusal=wire.too_costly("time", job.num_bytes, self._part))
             logger.error("Process %d exited while it read a body of %d bytes (%s).", self._pid, len(raw), job.task)
-            ran = "" if job.num_bytes > LARGE else f" while it ran the model's {' or '.join(PARTS)}"
+            ran = "" if job.num_bytes > wire.LARGE else f" while it ran the model's {' or '.join(wire.PARTS)}"
             if self._part is not None:  # a decoder that fails on damaged data so is no fault of the server's
                 text = "the process that decoded the images of this request died; send images that are whole"
                 raise RequestError(text, code="image_parse_error") from None
@@ -297,17 +286,17 @@ class WorkerExchange:
 
     @property
     def _part(self) -> str | None:
-        return IMAGES if self._media.has_images else None
+        return wire.IMAGES if self._media.has_images else None
 
-    async def _follow(self, answer: Answering | None) -> BodyResult:
+    async def _follow(self, answer: Answering | None) -> wire.BodyResult:
         while True:
             message = _decode(await self._receive())
-            if isinstance(message, BodyResult):
+            if isinstance(message, wire.BodyResult):
                 return message
-            if isinstance(message, Begun):
+            if isinstance(message, wire.Begun):
                 self._pid = message.pid
                 self._pids.add(message.pid)
-            elif isinstance(message, PromptBegun):
+            elif isinstance(message, wire.PromptBegun):
                 if self._begun is not None:
                     self._begun(message)
             elif isinstance(message, MediaMessage):

@@ -22,19 +22,8 @@ from dovetail_server.apis.rerank.schema import Classes, ClassifyRequest, PairSco
 from dovetail_server.apis.score.schema import ScoreRequest, Scores
 from dovetail_server.apis.tokens.schema import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, TokenizerInfo
 from dovetail_server.openapi.document import json_route
+from dovetail_server.reading import tasks
 from dovetail_server.reading.request import finished, prepared, prompt_body
-from dovetail_server.reading.tasks import (
-    CLASSIFY,
-    COUNT_TOKENS,
-    DETOKENIZE,
-    EMBEDDINGS,
-    PARSE_CALLS,
-    RERANK,
-    SCORE,
-    SEPARATE_REASONING,
-    TOKENIZE,
-    PooledTask,
-)
 from dovetail_server.schema.pooled import PooledFields
 from dovetail_server.serving.sse import cancel_on_disconnect
 from dovetail_server.state import ServerState, get_ready_state
@@ -56,37 +45,37 @@ OPENAI, NATIVE, MESSAGES = ("openai",), ("native",), ("messages",)
 )
 async def count_tokens(request: Request, state: State) -> Response:
     """Count the tokens of a prompt."""
-    return await finished(request, state, COUNT_TOKENS)
+    return await finished(request, state, tasks.COUNT_TOKENS)
 
 
 @worked("/v1/embeddings", body=EmbeddingRequest, reply=Embeddings, tags=OPENAI)
 async def create_embeddings(
-    request: Request, body: Annotated[EmbeddingRequest, Depends(prompt_body(EMBEDDINGS))], state: State
+    request: Request, body: Annotated[EmbeddingRequest, Depends(prompt_body(tasks.EMBEDDINGS))], state: State
 ) -> Response:
     """Give the vector of one or several texts."""
-    return await _answered(request, EMBEDDINGS, body, state)
+    return await _answered(request, tasks.EMBEDDINGS, body, state)
 
 
 @worked("/v1/rerank", body=RerankRequest, reply=Reranked, tags=OPENAI)
 @worked("/v2/rerank", body=RerankRequest, reply=Reranked, tags=OPENAI)
 @worked("/rerank", body=RerankRequest, reply=Reranked, tags=OPENAI)
 async def rerank_documents(
-    request: Request, body: Annotated[RerankRequest, Depends(prompt_body(RERANK))], state: State
+    request: Request, body: Annotated[RerankRequest, Depends(prompt_body(tasks.RERANK))], state: State
 ) -> Response:
     """Order documents by how well they go with a query."""
-    return await _answered(request, RERANK, body, state)
+    return await _answered(request, tasks.RERANK, body, state)
 
 
 @worked("/v1/classify", body=ClassifyRequest, reply=Classes, tags=OPENAI)
 @worked("/classify", body=ClassifyRequest, reply=Classes, tags=OPENAI)
 async def classify_texts(
-    request: Request, body: Annotated[ClassifyRequest, Depends(prompt_body(CLASSIFY))], state: State
+    request: Request, body: Annotated[ClassifyRequest, Depends(prompt_body(tasks.CLASSIFY))], state: State
 ) -> Response:
     """Score the labels of one or several texts."""
-    return await _answered(request, CLASSIFY, body, state)
+    return await _answered(request, tasks.CLASSIFY, body, state)
 
 
-async def _answered(request: Request, task: PooledTask[M], body: M, state: ServerState) -> Response:
+async def _answered(request: Request, task: tasks.PooledTask[M], body: M, state: ServerState) -> Response:
     model = state.check_model(body.model)
     job = await prepared(request, task, lambda made: task.prepare(state, body, model, made))
     return Response(await cancel_on_disconnect(request, job.reply()), media_type="application/json")
@@ -95,24 +84,24 @@ async def _answered(request: Request, task: PooledTask[M], body: M, state: Serve
 @worked("/v1/score", body=ScoreRequest, reply=Scores, other_reply=PairScores, tags=NATIVE)
 @worked("/score", body=ScoreRequest, reply=Scores, other_reply=PairScores, tags=NATIVE)
 async def score_items(
-    request: Request, body: Annotated[ScoreRequest, Depends(prompt_body(SCORE))], state: State
+    request: Request, body: Annotated[ScoreRequest, Depends(prompt_body(tasks.SCORE))], state: State
 ) -> Response:
     """Tell how well two texts go together, or how likely each of some tokens is to follow a query and an item."""
-    return await _answered(request, SCORE, body, state)
+    return await _answered(request, tasks.SCORE, body, state)
 
 
 @worked("/v1/tokenize", body=TokenizeRequest, reply=Tokenized, tags=NATIVE)
 @worked("/tokenize", body=TokenizeRequest, reply=Tokenized, tags=NATIVE)
 async def tokenize(request: Request, state: State) -> Response:
     """Return the token ids of a text, of several, or of a conversation as the model sees it."""
-    return await finished(request, state, TOKENIZE)
+    return await finished(request, state, tasks.TOKENIZE)
 
 
 @worked("/v1/detokenize", body=DetokenizeRequest, reply=Detokenized, tags=NATIVE)
 @worked("/detokenize", body=DetokenizeRequest, reply=Detokenized, tags=NATIVE)
 async def detokenize(request: Request, state: State) -> Response:
     """Return the text of token ids; of several lists, several texts."""
-    return await finished(request, state, DETOKENIZE)
+    return await finished(request, state, tasks.DETOKENIZE)
 
 
 @json_route(router, "/tokenizer_info", reply=TokenizerInfo, methods=("GET",), tags=NATIVE)
@@ -137,10 +126,10 @@ async def tokenizer_info(state: State) -> Response:
 )
 async def separate(request: Request, state: State) -> Response:
     """Split a finished output into reasoning and text."""
-    return await finished(request, state, SEPARATE_REASONING)
+    return await finished(request, state, tasks.SEPARATE_REASONING)
 
 
 @worked("/parse_function_call", body=ParseFunctionCallRequest, reply=ParsedCalls, tags=NATIVE)
 async def parse(request: Request, state: State) -> Response:
     """Find the tool calls in a finished output."""
-    return await finished(request, state, PARSE_CALLS)
+    return await finished(request, state, tasks.PARSE_CALLS)

@@ -8,31 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.contracts.errors import RequestError
-from dovetail_server.apis.messages.schema import (
-    AnthropicMessage,
-    Base64Source,
-    ContentSource,
-    DocumentBlock,
-    FileSource,
-    ImageBlock,
-    MessagesPrompt,
-    RedactedThinkingBlock,
-    SearchResultBlock,
-    TextBlock,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-)
+from dovetail_server.apis.messages import schema as ms
 from dovetail_server.apis.responses.items import decode_reasoning
 
 ERROR_PREFIX = "Error: "
-Readable = TextBlock | DocumentBlock | SearchResultBlock
+Readable = ms.TextBlock | ms.DocumentBlock | ms.SearchResultBlock
 Part = str | dict[str, Any]
 """A text, or an image's part."""
-AnyBlock = Readable | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+AnyBlock = Readable | ms.ImageBlock | ms.ThinkingBlock | ms.RedactedThinkingBlock | ms.ToolUseBlock | ms.ToolResultBlock
 
 
-def chat_messages(request: MessagesPrompt) -> list[dict[str, Any]]:
+def chat_messages(request: ms.MessagesPrompt) -> list[dict[str, Any]]:
     """Return the conversation as chat messages."""
     conversation = TurnMerger()
     if isinstance(request.system, str):
@@ -40,9 +26,9 @@ def chat_messages(request: MessagesPrompt) -> list[dict[str, Any]]:
     elif request.system:
         conversation.add("system", [block.text for block in request.system])
     for at, given in enumerate(request.messages):
-        message = AnthropicMessage.model_validate(given)
+        message = ms.AnthropicMessage.model_validate(given)
         blocks: Sequence[AnyBlock] = (
-            [TextBlock(type="text", text=message.content, citations=None)]
+            [ms.TextBlock(type="text", text=message.content, citations=None)]
             if isinstance(message.content, str)
             else message.content
         )
@@ -97,25 +83,25 @@ class TurnMerger:
         """Add an assistant's message."""
         turn = self._turn("assistant", goes_on=True)
         for at, block in enumerate(blocks):
-            if isinstance(block, TextBlock):
+            if isinstance(block, ms.TextBlock):
                 turn.texts.append(block.text)
-            elif isinstance(block, ThinkingBlock):
+            elif isinstance(block, ms.ThinkingBlock):
                 turn.thoughts.append(thought(block))
-            elif isinstance(block, ToolUseBlock):
+            elif isinstance(block, ms.ToolUseBlock):
                 function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
                 turn.calls.append({"id": block.id, "type": "function", "function": function})
-            elif not isinstance(block, RedactedThinkingBlock):
+            elif not isinstance(block, ms.RedactedThinkingBlock):
                 raise wrong(f"{param}[{at}]", f"is a {block.type}, which only a user's message has")
 
     def add_user(self, role: str, blocks: Sequence[AnyBlock], param: str) -> None:
         """Add a user's or a system message."""
         texts: list[Part] = []
         for at, block in enumerate(blocks):
-            if isinstance(block, TextBlock) or (isinstance(block, Readable) and role == "user"):
+            if isinstance(block, ms.TextBlock) or (isinstance(block, Readable) and role == "user"):
                 texts.append(text_of(block))
-            elif isinstance(block, ImageBlock) and role == "user":
+            elif isinstance(block, ms.ImageBlock) and role == "user":
                 texts.append(image_part(block, f"{param}[{at}]"))
-            elif isinstance(block, ToolResultBlock) and role == "user":
+            elif isinstance(block, ms.ToolResultBlock) and role == "user":
                 self.add(role, texts)
                 texts = []
                 content = result_content(block, f"{param}[{at}].content")
@@ -137,30 +123,30 @@ def content_of(texts: Sequence[Part]) -> str | list[dict[str, Any]]:
     return [{"type": "text", "text": text} if isinstance(text, str) else text for text in texts]
 
 
-def image_part(block: ImageBlock, param: str) -> dict[str, Any]:
+def image_part(block: ms.ImageBlock, param: str) -> dict[str, Any]:
     """Return an image as the chat API has it, with its place."""
     source = block.source
-    if isinstance(source, Base64Source):
+    if isinstance(source, ms.Base64Source):
         found = {"url": f"data:{source.media_type};base64,{source.data}"}
     else:
-        found = {"file_id": source.file_id} if isinstance(source, FileSource) else {"url": source.url}
+        found = {"file_id": source.file_id} if isinstance(source, ms.FileSource) else {"url": source.url}
     return {"type": "image_url", "image_url": found, "param": param}
 
 
 def text_of(block: Readable) -> str:
     """Return a block as the model reads it: what names it and where it is from stand in lines above its text."""
-    if isinstance(block, TextBlock):
+    if isinstance(block, ms.TextBlock):
         return block.text
-    if isinstance(block, SearchResultBlock):
+    if isinstance(block, ms.SearchResultBlock):
         heads, parts = [block.title, block.source], [part.text for part in block.content]
     else:
         heads, source = [head for head in (block.title, block.context) if head], block.source
-        content = source.content if isinstance(source, ContentSource) else source.data
+        content = source.content if isinstance(source, ms.ContentSource) else source.data
         parts = [content] if isinstance(content, str) else [part.text for part in content]
     return "\n".join([*heads, *parts])
 
 
-def thought(block: ThinkingBlock) -> str:
+def thought(block: ms.ThinkingBlock) -> str:
     """Return what a block says; one that was sent without its text has it in the signature."""
     if block.thinking or not block.signature:
         return block.thinking
@@ -170,7 +156,7 @@ def thought(block: ThinkingBlock) -> str:
         return ""
 
 
-def result_content(block: ToolResultBlock, param: str) -> list[Part]:
+def result_content(block: ms.ToolResultBlock, param: str) -> list[Part]:
     """Return a result as the model reads it: one text, or texts between images.
 
     Raises:
@@ -179,7 +165,7 @@ def result_content(block: ToolResultBlock, param: str) -> list[Part]:
     parts: list[Part] = [ERROR_PREFIX] if block.is_error else []
     texts = [block.content] if isinstance(block.content, str) else []
     for at, part in enumerate(block.content or () if not isinstance(block.content, str) else ()):
-        if isinstance(part, ImageBlock):
+        if isinstance(part, ms.ImageBlock):
             parts += [*_joined(texts), image_part(part, f"{param}[{at}]")]
             texts = []
         elif isinstance(part, Readable):

@@ -27,18 +27,7 @@ from dovetail.processing.pairs import (
     scores_of,
 )
 from dovetail_server.apis.pooled import PooledJob, generation_of, read_texts
-from dovetail_server.apis.rerank.schema import (
-    Classes,
-    Classified,
-    ClassifyRequest,
-    Document,
-    PairScore,
-    PairScores,
-    Ranked,
-    RankedDocument,
-    Reranked,
-    RerankRequest,
-)
+from dovetail_server.apis.rerank import schema as rs
 from dovetail_server.apis.score.schema import ScoreRequest
 from dovetail_server.serving.choice import Choice
 from dovetail_server.serving.prompts import Prompt, Prompts
@@ -53,14 +42,14 @@ def is_pair(request: ScoreRequest) -> bool:
     return request.query is None and request.items is None and request.label_token_ids is None
 
 
-def read_rerank(text: Processor, request: RerankRequest) -> Prompts:
+def read_rerank(text: Processor, request: rs.RerankRequest) -> Prompts:
     """Check and tokenize.
 
     Raises:
         RequestError: A text is too long, or the model compares none.
     """
     text.tasks.check("score")
-    documents = [one.text if isinstance(one, Document) else one for one in request.documents]
+    documents = [one.text if isinstance(one, rs.Document) else one for one in request.documents]
     kept = documents
     if (most := request.max_tokens_per_doc) is not None:
         kept = [beginning(document, most, f"documents[{at}]", text) for at, document in enumerate(documents)]
@@ -92,7 +81,7 @@ def read_score(text: Processor, request: ScoreRequest) -> Prompts:
 
 def _read(
     text: Processor,
-    request: RerankRequest | ScoreRequest,
+    request: rs.RerankRequest | ScoreRequest,
     texts: tuple[list[str], list[str]],
     names: tuple[str, str],
     instruction: str | None,
@@ -103,7 +92,7 @@ def _read(
     return [Prompt(one.ids, "", one.second) for one in made]
 
 
-def read_classify(text: Processor, request: ClassifyRequest) -> Prompts:
+def read_classify(text: Processor, request: rs.ClassifyRequest) -> Prompts:
     """Check and tokenize.
 
     Raises:
@@ -115,7 +104,10 @@ def read_classify(text: Processor, request: ClassifyRequest) -> Prompts:
 
 
 def prepare(
-    state: ServingContext, request: RerankRequest | ScoreRequest | ClassifyRequest, model: str, made: Prompts | None
+    state: ServingContext,
+    request: rs.RerankRequest | ScoreRequest | rs.ClassifyRequest,
+    model: str,
+    made: Prompts | None,
 ) -> PooledJob:
     """Check and tokenize; CPU work, called in a worker thread.
 
@@ -129,10 +121,10 @@ def prepare(
         RequestError: The request cannot be served as it is.
     """
     text = state.text
-    if isinstance(request, ClassifyRequest):
+    if isinstance(request, rs.ClassifyRequest):
         text.tasks.check("classify")
         made, prefix, what = made or read_classify(text, request), "classify", "input"
-    elif isinstance(request, RerankRequest):
+    elif isinstance(request, rs.RerankRequest):
         text.tasks.check("score")
         made, prefix, what = made or read_rerank(text, request), "rerank", "documents"
     else:
@@ -148,35 +140,35 @@ def _written(job: PooledJob, rows: Mapping[int, TokenLogprob]) -> bytes:
     """Build the reply; CPU work."""
     head: dict[str, Any] = {"id": job.generation.request_id, "model": job.model, "usage": job.usage}
     request = job.request
-    if isinstance(request, ClassifyRequest):
+    if isinstance(request, rs.ClassifyRequest):
         classes = [_class(job, choice) for choice in job.generation.choices]
-        return msgspec.json.encode(Classes(created=int(time.time()), data=classes, **head))
+        return msgspec.json.encode(rs.Classes(created=int(time.time()), data=classes, **head))
     scores = _scores(job, rows)
-    if isinstance(request, RerankRequest):
-        return msgspec.json.encode(Reranked(results=_ranked(job, request, scores), **head))
-    data = [PairScore(index=at, score=score) for at, score in enumerate(scores)]
-    return msgspec.json.encode(PairScores(created=int(time.time()), data=data, **head))
+    if isinstance(request, rs.RerankRequest):
+        return msgspec.json.encode(rs.Reranked(results=_ranked(job, request, scores), **head))
+    data = [rs.PairScore(index=at, score=score) for at, score in enumerate(scores)]
+    return msgspec.json.encode(rs.PairScores(created=int(time.time()), data=data, **head))
 
 
-def _ranked(job: PooledJob, request: RerankRequest, scores: Sequence[float]) -> list[Ranked]:
+def _ranked(job: PooledJob, request: rs.RerankRequest, scores: Sequence[float]) -> list[rs.Ranked]:
     """Order documents by their scores, equal ones as they were sent."""
     shown = job.made.prompts[len(job.made.prompts) - len(scores) :]
     hides = request.return_documents is False
     return [
-        Ranked(
+        rs.Ranked(
             index=at,
             relevance_score=scores[at],
-            document=msgspec.UNSET if hides else RankedDocument(text=shown[at].text),
+            document=msgspec.UNSET if hides else rs.RankedDocument(text=shown[at].text),
         )
         for at in ranked(scores, request.top_n)
     ]
 
 
-def _class(job: PooledJob, choice: Choice) -> Classified:
+def _class(job: PooledJob, choice: Choice) -> rs.Classified:
     """Name the best of an input's labels."""
     reranker, is_plain = job.generation.state.text.reranker, job.request.use_activation is False
     label, probs = classified(reranker, PairResult(choice.pooled), is_plain=is_plain)
-    return Classified(index=choice.index, label=label, probs=probs, num_classes=len(probs))
+    return rs.Classified(index=choice.index, label=label, probs=probs, num_classes=len(probs))
 
 
 def _scores(job: PooledJob, rows: Mapping[int, TokenLogprob]) -> list[float]:
