@@ -59,10 +59,12 @@ class ServerState(ReadingContext):
             keys=self.keys,
             unknown_fields=self.unknown_fields.counted,
         )
-        self.hooks.observers.add_observers("GET /metrics", self.metrics.tally)
-        self.hooks.observers.add_loggers("GET /metrics", self.metrics.load)
+        self.hooks.observers.add("dovetail_request_observers", "GET /metrics", self.metrics.tally)
+        self.hooks.observers.add("dovetail_stat_loggers", "GET /metrics", self.metrics.load)
         if settings.log_slow_requests:
-            self.hooks.observers.add_observers("--log-slow-requests", SlowLog(settings.log_slow_requests))
+            self.hooks.observers.add(
+                "dovetail_request_observers", "--log-slow-requests", SlowLog(settings.log_slow_requests)
+            )
         self.registry: Registry | None = None
         """All installed plugins with what became of them."""
         self.created = int(time.time())

@@ -80,11 +80,11 @@ async def measure(site: FakeSite, requests: int, tokens: int) -> tuple[int, int,
 def observer_us() -> float:
     """Return the time in µs that telling one observer of one request's start takes."""
     observers = Observers()
-    observers.add_observers("bench", RequestObserver())
+    observers.add("dovetail_request_observers", "bench", RequestObserver())
     start = RequestStart(request_id="x", num_choices=1, num_prompt_tokens=1)
     began = time.perf_counter()
     for _ in range(100_000):
-        observers.started(start)
+        observers.tell("request_started", start)
     return (time.perf_counter() - began) * 10
 
 

@@ -30,7 +30,7 @@ def per_item(run: Callable[[], None], items: int, rounds: int = 7) -> float:
 def main() -> None:
     for style in ("dovetail", "vllm", "sglang"):
         metrics, observers = Metrics(style, "m", {}), Observers()
-        observers.add_observers("bench", metrics.tally)
+        observers.add("dovetail_request_observers", "bench", metrics.tally)
 
         def tokens(observers: Observers = observers) -> None:
             timer = TokenTimer(observers, "r", 1, perf_counter())
@@ -40,19 +40,22 @@ def main() -> None:
 
         def requests(observers: Observers = observers) -> None:
             for _ in range(1000):
-                observers.started(RequestStart(request_id="r", num_choices=1, num_prompt_tokens=9))
+                observers.tell("request_started", RequestStart(request_id="r", num_choices=1, num_prompt_tokens=9))
                 timer = TokenTimer(observers, "r", 1, perf_counter())
                 timer.record(0, 1)
-                observers.ended(
+                observers.tell(
+                    "request_ended",
                     RequestEnd(
                         request_id="r",
                         num_prompt_tokens=9,
                         num_completion_tokens=1,
                         finish_reasons=("stop",),
                         seconds=0.1,
-                    )
+                    ),
                 )
-                observers.http_ended(HttpEnd(request_id="r", method="POST", route="/generate", status=200, seconds=0.1))
+                observers.tell(
+                    "http_ended", HttpEnd(request_id="r", method="POST", route="/generate", status=200, seconds=0.1)
+                )
 
         print(f"--metrics-style {style}: {per_item(tokens, TOKENS):.3f} µs per token,", end=" ")
         print(f"{per_item(requests, 1000):.1f} µs per request,", end=" ")

@@ -146,7 +146,7 @@ def test_loggers_of_load_are_told_through_a_restart() -> None:
         client = make_scripted()
         await client.start()
         observers = Observers()
-        observers.add_loggers("acme", Logger())
+        observers.add("dovetail_stat_loggers", "acme", Logger())
         feeding = asyncio.create_task(observers.log_stats(client))
         try:
             for num in range(1, 4):

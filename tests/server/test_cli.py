@@ -130,6 +130,15 @@ def test_peers_names_and_spellings_are_accepted() -> None:
     settings("--enable-auto-tool-choice", "--enable-cache-report")
 
 
+def test_help_without_descriptions_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An install of compiled files alone has no docstrings to describe settings with: help and start say so."""
+    assert "Python sources" not in parse_flags(["--help"])
+    for field in ServeSettings.model_fields.values():
+        monkeypatch.setattr(field, "description", None)
+    assert "without its Python sources" in " ".join(str(parse_flags(["--help"])).split())
+    assert any("without its Python sources" in note for note in load_settings({}).auto_notes)
+
+
 @pytest.mark.parametrize(
     ("argv", "parts"),
     [

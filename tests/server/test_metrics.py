@@ -235,7 +235,7 @@ def test_pace_tells_the_first_token_at_once_and_the_rest_about_every_second(cloc
     """Each token is told of once, with the time since the one before in its choice; a delta's share it."""
     now = next(clock)
     seen, observers = Seen(), Observers()
-    observers.add_observers("test", seen)
+    observers.add("dovetail_request_observers", "test", seen)
     timer = TokenTimer(observers, "r", 1, began=99.5)
     timer.record(0, 1, now[0] - 0.5)
     assert observers.settle()
@@ -276,7 +276,7 @@ def test_of_a_long_reply_some_steps_are_timed_for_all(clock: Iterator[list[float
 def test_a_third_party_sees_what_the_server_counts(make_harness: Callable[..., Harness]) -> None:
     """An observer of a plugin is told of the same events, in order, with the same numbers."""
     seen, hooks = Seen(), ApiHooks()
-    hooks.observers.add_observers("acme", seen)
+    hooks.observers.add("dovetail_request_observers", "acme", seen)
     harness = make_harness(hooks=hooks)
     reply = harness.post(CHAT, {**BODY, "n": 2}, headers={"x-request-id": "mine"})
     harness.eventually(lambda: bool(seen.events) and isinstance(seen.events[-1], HttpEnd))

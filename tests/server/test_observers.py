@@ -50,7 +50,7 @@ def blocked() -> Blocked:
 def observed(*targets: Any) -> Observers:
     found = Observers()
     for target in targets:
-        found.add_observers("acme", target)
+        found.add("dovetail_request_observers", "acme", target)
     return found
 
 
@@ -66,7 +66,7 @@ def test_a_slow_observer_keeps_no_client_waiting(make_harness: Callable[..., Har
     hooks, stuck = ApiHooks(), Stuck()
     other = Blocked()
     other.may.set()
-    hooks.observers.add_observers("acme", [stuck, other])
+    hooks.observers.add("dovetail_request_observers", "acme", [stuck, other])
     harness = make_harness(hooks=hooks)
     for _ in range(5):
         assert harness.post(CHAT, BODY).status_code == 200
@@ -134,7 +134,7 @@ def test_async_observers_are_refused() -> None:
     with pytest.raises(PluginError, match=r"acme: Waits.request_ended is `async def`.*write a plain function"):
         observed(Waits())
     with pytest.raises(PluginError, match=r"acme: Load.log is `async def`"):
-        Observers().add_loggers("acme", Load())
+        Observers().add("dovetail_stat_loggers", "acme", Load())
 
 
 @pytest.mark.parametrize("fault", ["raises", "exits", "returns a coroutine"])
@@ -182,8 +182,8 @@ def test_an_object_of_both_kinds_has_one_thread() -> None:
             self.http_ended(stats)
 
     both, found = Both(), Observers()
-    found.add_observers("acme", both)
-    found.add_loggers("acme", both)
+    found.add("dovetail_request_observers", "acme", both)
+    found.add("dovetail_stat_loggers", "acme", both)
     assert found.requests == found.loggers
     stats = LoadStats(
         step=1, num_running=0, num_queued=0, num_used_tokens=0, num_cached_tokens=0, max_total_tokens=1,

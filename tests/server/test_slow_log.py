@@ -101,7 +101,7 @@ def test_observers_are_told_whence_a_request_came(make_harness: Callable[..., Ha
     """Number and trace of its HTTP request, operation, parameters; headers that carry no trace are not told."""
     seen = Seen()
     hooks = ApiHooks()
-    hooks.observers.add_observers("test", seen)
+    hooks.observers.add("dovetail_request_observers", "test", seen)
     harness = make_harness(hooks=hooks)
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     before = time.time()
@@ -128,7 +128,7 @@ def test_nobody_is_told_of_http_starts_who_does_not_ask(make_harness: Callable[.
     """The server's own observers do not."""
     harness = make_harness(log_slow_requests=100)
     assert harness.state.hooks.observers
-    assert not harness.state.hooks.observers.want_http_starts
+    assert not harness.state.hooks.observers.wanting["http_started"]
 
 
 def test_a_slow_request_is_one_line(make_harness: Callable[..., Harness], caplog: pytest.LogCaptureFixture) -> None:

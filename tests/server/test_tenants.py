@@ -176,7 +176,7 @@ class Numbers(RequestObserver):
 def test_observers_tell_requests_apart_by_number(harness: Harness) -> None:
     """Every request has a number of its own, whatever its caller calls it."""
     observer = Numbers()
-    harness.state.hooks.observers.add_observers("test", observer)
+    harness.state.hooks.observers.add("dovetail_request_observers", "test", observer)
     for _ in range(3):
         assert harness.post(CHAT, BODY).status_code == 200
     harness.eventually(lambda: [told[-1] for told in observer.told.values()] == ["stop"] * 3)

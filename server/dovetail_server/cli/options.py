@@ -78,6 +78,11 @@ def split_plugin_flags(argv: Sequence[str]) -> tuple[list[str], Given]:
 
 NEAR = 0.75
 """How alike two names must be for one to be suggested: below it a guess misleads more than it helps."""
+WITHOUT_SOURCES = (
+    "Dovetail is installed without its Python sources, where the descriptions of settings and fields stand: "
+    "--help and /openapi.json list the names alone"
+)
+"""What a server of compiled files says: pydantic reads the docstrings of fields from the source files."""
 NOTES = "(notes)"
 """Where parsed flags carry what is to be said of them: no setting has such a name."""
 
@@ -144,6 +149,11 @@ def is_common(field: FieldInfo) -> bool:
     return isinstance(field.json_schema_extra, dict) and bool(field.json_schema_extra.get("common"))
 
 
+def source_notes() -> list[str]:
+    """Return what is to be said where no setting has its description."""
+    return [] if any(field.description for field in ServeSettings.model_fields.values()) else [WITHOUT_SOURCES]
+
+
 def describe(field: FieldInfo, *, with_choices: bool = True) -> str:
     """Return the help text of a setting, with its default and, unless the metavar has them, its choices."""
     text = field.description or ""
@@ -177,7 +187,8 @@ def build_parser(show_all: bool) -> OptionParser:
         add_help=False,
         usage="dovetail serve [MODEL] [options]",
         description=f"Serve MODEL, a directory or hub name, over HTTP; without MODEL, a small demo model.{more} "
-        f"Every option can also be an environment variable ({ENV_PREFIX}PORT) or a line in --config FILE.",
+        f"Every option can also be an environment variable ({ENV_PREFIX}PORT) or a line in --config FILE."
+        + "".join(f" {note}." for note in source_notes()),
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
     )
     parser.add_argument("model_path", nargs="?", metavar="MODEL", action=Once, help=argparse.SUPPRESS)
@@ -258,6 +269,7 @@ def load_settings(flags: dict[str, Any]) -> ServeSettings:
         raise ConfigError(explain(error, flags)) from None
     settings.auto_notes = (
         *notes,
+        *source_notes(),
         *compat_environment(os.environ, has_keys=bool(settings.api_key or settings.keys_file)),
     )
     return settings

@@ -64,13 +64,14 @@ class RequestIdMiddleware:
 
         origin = Origin(client=":".join(map(str, scope.get("client") or ())))
         ORIGIN.set(origin)
-        if self.observers.want_http_starts:
+        if self.observers.wanting["http_started"]:
             self._report_start(scope, request_id, origin)
         try:
             await self.app(scope, receive, send_with_id)
         finally:
-            if self.observers:
-                self.observers.http_ended(
+            if self.observers.of_requests:
+                self.observers.tell(
+                    "http_ended",
                     HttpEnd(
                         request_id=request_id,
                         method=scope["method"] if scope["method"] in METHODS else "other",
@@ -78,13 +79,15 @@ class RequestIdMiddleware:
                         status=status,
                         seconds=time.perf_counter() - origin.began,
                         number=origin.http,
-                    )
+                    ),
                 )
 
     def _report_start(self, scope: Scope, request_id: str, origin: Origin) -> None:
         headers = Headers(scope=scope)
         trace = {name: ",".join(headers.getlist(name)) for name in TRACE_HEADERS if name in headers}
-        self.observers.http_started(HttpStart(number=origin.http, request_id=request_id, at=time.time(), trace=trace))
+        self.observers.tell(
+            "http_started", HttpStart(number=origin.http, request_id=request_id, at=time.time(), trace=trace)
+        )
 
 
 def route_of(scope: Scope) -> str:

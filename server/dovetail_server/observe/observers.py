@@ -23,13 +23,8 @@ from dovetail.contracts.errors import EngineError, PluginError
 from dovetail.contracts.observers import (
     CacheEvent,
     CacheObserver,
-    HttpEnd,
-    HttpStart,
     LoadStats,
-    RequestEnd,
     RequestObserver,
-    RequestProgress,
-    RequestStart,
     StatLogger,
 )
 from dovetail.engine.client import EngineClient
@@ -43,7 +38,6 @@ GATHER_S = 0.02
 SAY_EVERY_S = 60.0
 CLOSE_S = 2.0
 """What still waits when the server stops is told for so long."""
-CACHE_METHODS = ("cache_changed", "cache_cleared", "events_lost")
 REQUEST_METHODS = (
     "http_started",
     "request_started",
@@ -52,7 +46,12 @@ REQUEST_METHODS = (
     "http_ended",
     "events_lost",
 )
-LOGGER_METHODS = ("log",)
+KINDS: dict[str, tuple[type, tuple[str, ...]]] = {
+    "dovetail_request_observers": (RequestObserver, REQUEST_METHODS),
+    "dovetail_stat_loggers": (StatLogger, ("log",)),
+    "dovetail_cache_observers": (CacheObserver, ("cache_changed", "cache_cleared", "events_lost")),
+}
+"""Of which class the objects of a hook are, and which of their methods are called."""
 
 
 class ObserverHandle:
@@ -189,93 +188,61 @@ class ObserverHandle:
 
 
 class Observers:
-    """The observers and loggers of one server. False where there is nothing to call."""
+    """The observers and loggers of one server."""
 
     def __init__(self) -> None:
-        self.requests: list[ObserverHandle] = []
-        self.want_http_starts = False
-        """Whether any of them is told when an HTTP request begins."""
-        self.loggers: list[ObserverHandle] = []
-        self.cache: list[ObserverHandle] = []
+        self.handles: list[ObserverHandle] = []
+        self.wanting: dict[str, list[ObserverHandle]] = {name: [] for _, names in KINDS.values() for name in names}
+        """By method, who is told. Replaced and never changed: who fails is taken out in another thread."""
+        self.of_requests = False
+        """Whether anybody is told of requests."""
         self.removed: list[str] = []
         """One line for each object that was removed."""
 
-    def __bool__(self) -> bool:
-        """Whether any request observer is there."""
-        return bool(self.requests)
-
-    def add_observers(self, label: str, value: Any) -> None:
-        """Take what `dovetail_request_observers` returned: an observer, or several.
+    def add(self, hook: str, label: str, value: Any) -> None:
+        """Take what a hook of `KINDS` returned: an object or several. One of two hooks has one thread all the same.
 
         Raises:
             PluginError: It is something else, or a method is `async def`.
         """
-        self.requests = [*self.requests, *self._watched(label, value, RequestObserver, REQUEST_METHODS)]
-        self.want_http_starts = any(watched.wants("http_started") for watched in self.requests)
+        contract, methods = KINDS[hook]
+        found: Iterable[Any] = value if isinstance(value, list | tuple) else [value]
+        for each in found:
+            if not isinstance(each, contract):
+                raise PluginError(
+                    f"{label} returned {each!r}, which is no dovetail.contracts.{contract.__name__}; return an instance"
+                )
+            handle = next((known for known in self.handles if known.target is each), None)
+            if handle is None:
+                handle = ObserverHandle(each, self._remove)
+                self.handles = [*self.handles, handle]
+            handle.call(label, methods)
+        self._set_wanting()
 
-    def add_loggers(self, label: str, value: Any) -> None:
-        """Take what `dovetail_stat_loggers` returned: a logger, or several.
-
-        Raises:
-            PluginError: It is something else, or a method is `async def`.
-        """
-        self.loggers = [*self.loggers, *self._watched(label, value, StatLogger, LOGGER_METHODS)]
-
-    def add_cache_observers(self, label: str, value: Any) -> None:
-        """Take what `dovetail_cache_observers` returned: an observer, or several.
-
-        Raises:
-            PluginError: It is something else, or a method is `async def`.
-        """
-        self.cache = [*self.cache, *self._watched(label, value, CacheObserver, CACHE_METHODS)]
+    def tell(self, name: str, event: Any) -> None:
+        """Tell those who have a method of this name."""
+        for watched in self.wanting[name]:
+            watched.notify(name, event)
 
     def changed(self, events: list[CacheEvent]) -> None:
-        """Tell every cache observer what came and went."""
-        for watched in self.cache:
-            watched.notify("cache_changed", events)
+        """Tell what came into the cache and went; this and the next make it a `CacheWatch`."""
+        self.tell("cache_changed", events)
 
     def cleared(self, num_restarts: int) -> None:
-        """Tell every cache observer that an engine begins with an empty cache."""
-        for watched in self.cache:
-            watched.notify("cache_cleared", num_restarts)
-
-    def http_started(self, request: HttpStart) -> None:
-        """Tell every observer that an HTTP request begins."""
-        for watched in self.requests:
-            watched.notify("http_started", request)
-
-    def started(self, request: RequestStart) -> None:
-        """Tell every observer that a request was admitted."""
-        for watched in self.requests:
-            watched.notify("request_started", request)
-
-    def progressed(self, request: RequestProgress) -> None:
-        """Tell every observer that tokens have come."""
-        for watched in self.requests:
-            watched.notify("request_progressed", request)
-
-    def ended(self, request: RequestEnd) -> None:
-        """Tell every observer that a request is over."""
-        for watched in self.requests:
-            watched.notify("request_ended", request)
-
-    def http_ended(self, request: HttpEnd) -> None:
-        """Tell every observer that an HTTP request is over."""
-        for watched in self.requests:
-            watched.notify("http_ended", request)
+        """Tell that an engine begins with an empty cache."""
+        self.tell("cache_cleared", num_restarts)
 
     async def log_stats(self, engine: EngineClient) -> None:
         """Give every logger the engine's load at its interval, until cancelled."""
-        if self.loggers:
-            await asyncio.gather(*(self._feed(watched, engine) for watched in self.loggers))
+        await asyncio.gather(*(self._feed(watched, engine) for watched in self.wanting["log"]))
 
     def settle(self, timeout_s: float = 10.0) -> bool:
         """Wait until everything that has happened was told, for tests; false where that takes longer."""
-        return all(watched.settle(timeout_s) for watched in (*self.requests, *self.loggers, *self.cache))
+        return all(watched.settle(timeout_s) for watched in self.handles)
 
     def close(self) -> None:
         """Tell what still waits, for a moment, and end the threads."""
-        for watched in (*self.requests, *self.loggers, *self.cache):
+        for watched in self.handles:
             watched.close()
 
     async def _feed(self, watched: ObserverHandle, engine: EngineClient) -> None:
@@ -290,27 +257,13 @@ class Observers:
             known = {name: stats[name] for name in LoadStats.__dataclass_fields__}
             watched.notify("log", LoadStats(**known))
 
-    def _watched(self, label: str, value: Any, contract: type, methods: tuple[str, ...]) -> list[ObserverHandle]:
-        """Return what watches the objects of a hook; an object of two hooks has one thread all the same."""
-        found: Iterable[Any] = value if isinstance(value, list | tuple) else [value]
-        watched = []
-        for each in found:
-            if not isinstance(each, contract):
-                raise PluginError(
-                    f"{label} returned {each!r}, which is no dovetail.contracts.{contract.__name__}; return an instance"
-                )
-            known = next(
-                (known for known in (*self.requests, *self.loggers, *self.cache) if known.target is each), None
-            )
-            watched.append(known or ObserverHandle(each, self._remove))
-            watched[-1].call(label, methods)
-        return watched
+    def _set_wanting(self) -> None:
+        self.wanting = {name: [each for each in self.handles if each.wants(name)] for name in self.wanting}
+        self.of_requests = any(self.wanting[name] for name in REQUEST_METHODS)
 
     def _remove(self, watched: ObserverHandle, why: str) -> None:
-        """Take an object out; called in its thread, so lists are replaced and never changed."""
-        self.requests = [each for each in self.requests if each is not watched]
-        self.want_http_starts = any(each.wants("http_started") for each in self.requests)
-        self.loggers = [each for each in self.loggers if each is not watched]
-        self.cache = [each for each in self.cache if each is not watched]
+        """Take an object out; called in its thread."""
+        self.handles = [each for each in self.handles if each is not watched]
+        self._set_wanting()
         self.removed.append(why)
         logger.error("%s", why)

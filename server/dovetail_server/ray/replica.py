@@ -57,7 +57,7 @@ class ReplicaServer:
         forget_secrets()
         return_large_blocks()
         hooks = ApiHooks.start(self.plan)
-        settings = self.settings.model_copy(update={"report_cache": bool(hooks.observers.cache)})
+        settings = self.settings.model_copy(update={"report_cache": bool(hooks.observers.wanting["cache_changed"])})
         engine = make_engine(settings, self.plan)
         engine.cache_watch = hooks.observers
         phases = StartupTimer()

@@ -314,7 +314,8 @@ class Generation:
             self.timer.flush()
             now, origin = time.perf_counter(), ORIGIN.get()
             body_s = 0.0 if origin is None else origin.body_s
-            self.state.hooks.observers.ended(
+            self.state.hooks.observers.tell(
+                "request_ended",
                 RequestEnd(
                     request_id=self.request_id,
                     number=self.number,
@@ -328,7 +329,7 @@ class Generation:
                     choices=tuple(c.clock.as_times(self.began, c.finished_at or now) for c in self.choices),
                     num_cached_tokens=sum({c.prompt_index: c.num_cached for c in self.choices}.values()),
                     num_retractions=sum(choice.num_retractions for choice in self.choices),
-                )
+                ),
             )
 
     def _params(self) -> dict[str, float | int]:
@@ -337,7 +338,7 @@ class Generation:
 
     def _report_start(self) -> None:
         observers = self.state.hooks.observers
-        if observers.requests:
+        if observers.of_requests:
             origin = ORIGIN.get()
             began = RequestStart(
                 request_id=self.request_id,
@@ -352,7 +353,7 @@ class Generation:
                 params=self._params(),
             )
             self.timer = TokenTimer(observers, self.request_id, self.number, self.began)
-            observers.started(began)
+            observers.tell("request_started", began)
         if self.state.settings.log_requests:
             values = {"prompt_tokens": self.num_prompt, "choices": len(self.choices)}
             log_request(self.request_id, "%d prompt tokens, %d choices", values)

@@ -19,7 +19,7 @@ from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.contracts.hooks import HealthCheck, RouteSet
 from dovetail.plugins.loader import describe
 from dovetail_server.http.auth import check_admin
-from dovetail_server.observe.observers import Observers
+from dovetail_server.observe.observers import KINDS, Observers
 
 if TYPE_CHECKING:
     from dovetail.plugins import HookManager, PlannedPlugin, PluginPlan
@@ -71,14 +71,9 @@ class ApiHooks:
             if not isinstance(result.value, HealthCheck):
                 raise _wrong(result.plugin, "dovetail_health", result.value, "HealthCheck")
             self.checks.append((f"{result.plugin.name}: {result.value.name}", result.value.check))
-        for result in manager.in_process("dovetail_request_observers", "api"):
-            label = f"{describe(result.plugin)}: dovetail_request_observers"
-            self.observers.add_observers(label, result.value)
-        for result in manager.in_process("dovetail_stat_loggers", "api"):
-            self.observers.add_loggers(f"{describe(result.plugin)}: dovetail_stat_loggers", result.value)
-        for result in manager.in_process("dovetail_cache_observers", "api"):
-            label = f"{describe(result.plugin)}: dovetail_cache_observers"
-            self.observers.add_cache_observers(label, result.value)
+        for hook in KINDS:
+            for result in manager.in_process(hook, "api"):
+                self.observers.add(hook, f"{describe(result.plugin)}: {hook}", result.value)
 
     def add_routes(self, plugin: PlannedPlugin, value: Any) -> None:
         """Take a plugin's routes.

@@ -98,7 +98,9 @@ async def run(
     try:
         hooks = ApiHooks.start(plan)
         apis = await asyncio.to_thread(load_apis, plan) if has_foreign(plan) else None
-        engine = make_engine(settings.model_copy(update={"report_cache": bool(hooks.observers.cache)}), plan)
+        engine = make_engine(
+            settings.model_copy(update={"report_cache": bool(hooks.observers.wanting["cache_changed"])}), plan
+        )
         engine.cache_watch = hooks.observers
         engine_start = tasks.start("engine start", start_engine(engine, phases), is_awaited=True)
         await asyncio.sleep(0)  # the engine process is on its way before our own imports keep this thread busy
