@@ -26,9 +26,11 @@ from dovetail_server.bench.roofline import Bandwidth, ModelFacts, Roofline, fact
 from dovetail_server.bench.serve import ServeStart
 from dovetail_server.bench.stream import StreamScan
 from dovetail_server.bench.target import BenchTarget
-from dovetail_server.bench.wire import UsageCounts
+from dovetail_server.bench.wire import PATHS, UsageCounts
 from dovetail_server.bench.workloads import SUITES, Workload, sampling_text
 from dovetail_server.cli import bench_serve
+from dovetail_server.cli.bench_grammar import PARTS
+from dovetail_server.cli.option_tables import BenchParser
 from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.start import kernel_cache
 
@@ -369,6 +371,13 @@ def test_mistakes_are_one_line(argv: list[str], part: str, capsys: pytest.Captur
     assert part in err
 
 
+def test_the_table_of_options_names_what_there_is() -> None:
+    """Choices stand in `bench.json` as words: they are the endpoints, the suites and the parts that the code has."""
+    choices = {action.dest: action.choices for action in BenchParser("serve")._actions}
+    assert (choices["endpoint"], choices["suite"]) == (list(PATHS), list(SUITES))
+    assert BenchParser("grammar").get_default("parts").split(",") == list(PARTS)
+
+
 @pytest.mark.parametrize(
     ("pace", "concurrency", "request_rate"),
     [([], 16, None), (["--concurrency", "3"], 3, None), (["--request-rate", "2"], None, 2.0),
@@ -378,7 +387,7 @@ def test_the_pace_is_a_number_in_flight_or_a_rate(
     pace: list[str], concurrency: int | None, request_rate: float | None
 ) -> None:
     """Requests follow each other, come at a rate, or all at once."""
-    args = bench_serve.build_parser().read(["--base-url", "http://x", "--num-prompts", "9", *pace])
+    args = BenchParser("serve").read(["--base-url", "http://x", "--num-prompts", "9", *pace])
     load = bench_serve.workload_from(args)
     assert (load.num_prompts, load.concurrency, load.request_rate) == (9, concurrency, request_rate)
 

@@ -7,89 +7,15 @@ import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from dovetail.base.distribution import install_extra
 from dovetail.contracts.errors import ConfigError
 from dovetail_server.bench.options import ServeOptions
-from dovetail_server.bench.wire import PATHS
 from dovetail_server.bench.workloads import CHAT_SUITES, SUITES, Workload
-from dovetail_server.cli.bench_options import (
-    BenchParser,
-    count,
-    filled,
-    folder,
-    positive,
-    rate,
-    span,
-    temperature,
-    whole,
-)
+from dovetail_server.cli.option_tables import BenchParser, filled
 
-ABOUT = """Put load on a server and print what its clients saw. With --base-url, any server that speaks OpenAI's API;
-with --model-path alone, our own, started for the purpose with the flags of `dovetail serve` after `--`."""
 OF_A_SUITE = ("num_prompts", "concurrency", "request_rate", "input_len", "output_len", "shared_prefix_len", "stream")
 OF_LENGTHS = ("input_len", "shared_prefix_len")
-
-
-def build_parser() -> BenchParser:
-    """Describe the options."""
-    parser = BenchParser("serve", ABOUT)
-    server = parser.add_argument_group("server")
-    server.add_argument("--base-url", metavar="URL", help="server to measure, such as http://127.0.0.1:30000")
-    server.add_argument("--model", metavar="NAME", help="name of the model in requests; the first served one")
-    server.add_argument(
-        "--model-path",
-        metavar="DIR",
-        type=folder,
-        help="model folder: of the server at --base-url, for the floor; without --base-url, served here",
-    )
-    server.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
-    load = parser.add_argument_group("load")
-    load.add_argument("--endpoint", choices=tuple(PATHS), help="[completions; chat for --suite user]")
-    load.add_argument(
-        "--prompts", choices=("text", "ids"), help="random prompts as text of a tokenizer, or as token ids [text]"
-    )
-    load.add_argument("--num-prompts", metavar="N", type=count, help="requests [64]")
-    arrival_rate = load.add_mutually_exclusive_group()
-    arrival_rate.add_argument(
-        "--concurrency", "--max-concurrency", metavar="N", type=count, help="requests in flight at once [16]"
-    )
-    arrival_rate.add_argument(
-        "--request-rate", metavar="R", type=rate, help="requests a second, at random moments; or inf"
-    )
-    load.add_argument(
-        "--input-len", "--random-input-len", metavar="N", type=span, help="prompt tokens; LOW:HIGH for a range [512]"
-    )
-    load.add_argument(
-        "--output-len", "--random-output-len", metavar="N", type=span, help="tokens to generate; or LOW:HIGH [256]"
-    )
-    load.add_argument(
-        "--shared-prefix-len", metavar="N", type=whole, help="tokens before each prompt, the same for all [0]"
-    )
-    load.add_argument(
-        "--dataset", metavar="FILE", type=Path, help='JSON lines {"prompt" or "messages", "output_len"} to send instead'
-    )
-    load.add_argument("--stream", action=argparse.BooleanOptionalAction, help="stream replies [yes]")
-    load.add_argument("--temperature", metavar="T", type=temperature, default=0.0, help="[0]")
-    load.add_argument(
-        "--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help="generate the full length [yes]"
-    )
-    load.add_argument("--warmup", metavar="N", type=whole, help="requests before the clock starts [as are in flight]")
-    load.add_argument("--seed", metavar="N", type=whole, help="seed of the prompts; default: a new one")
-    suite = parser.add_argument_group("suite")
-    suite.add_argument("--suite", choices=tuple(SUITES), help="run named workloads instead of one")
-    suite.add_argument("--only", metavar="NAME,NAME", help="these workloads of the suite")
-    more = parser.add_argument_group("measuring")
-    more.add_argument("--tokenizer", metavar="DIR", type=folder, help="folder with tokenizer.json, for random prompts")
-    more.add_argument("--bandwidth", metavar="GB/s", type=positive, help="bandwidth of the device; default: measured")
-    more.add_argument("--workers", metavar="N", type=count, help="client processes; default: by load and cores")
-    more.add_argument("--timeout", metavar="S", type=positive, default=600.0, help="of one request [600]")
-    more.add_argument(
-        "--start-timeout", metavar="S", type=positive, default=600.0, help="of the server that is started [600]"
-    )
-    more.add_argument("--json", metavar="FILE", type=Path, help="write everything here too")
-    return parser
 
 
 def main(argv: list[str]) -> int:
@@ -100,7 +26,7 @@ def main(argv: list[str]) -> int:
         DovetailError: What went wrong on the way.
     """
     own, flags = split_flags(argv)
-    options = options_from(build_parser().read(own), flags)
+    options = options_from(BenchParser("serve").read(own), flags)
     try:
         from dovetail_server.bench import report, serve
     except ModuleNotFoundError as error:

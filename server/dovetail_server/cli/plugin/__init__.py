@@ -6,6 +6,7 @@ Each command has a file of its own, imported when it is typed: `list` imports no
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from dovetail.contracts.errors import DovetailError
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.records import PluginRecord
 from dovetail.plugins.registry import Registry
+from dovetail_server.cli.option_tables import add_options
 
 _COLUMNS = ("KIND", "NAME", "STATE", "DISTRIBUTION", "VERSION", "NOTES")
 
@@ -47,58 +49,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    def add(name: str, help: str, description: str) -> argparse.ArgumentParser:
-        return commands.add_parser(name, help=help, description=description, allow_abbrev=False)
-
-    kinds = ", ".join(KINDS)
-    listing = add(
-        "list",
-        "list every plugin with its state and package",
-        "List every installed plugin from package metadata; nothing is imported. Plugin files are run: only then is "
-        "known what they define.",
-    )
-    listing.add_argument("--json", action="store_true", help="print what GET /v1/plugins returns")
-    _add_file_flags(listing)
-    info = add("info", "show one plugin, its package and its options", "Show one plugin; imports it for its options.")
-    info.add_argument("name", metavar="NAME", help="a name, an alias, or distribution:name")
-    info.add_argument("--kind", help=f"where several kinds have the name: {kinds}")
-    _add_file_flags(info)
-    doctor = add(
-        "doctor",
-        "explain everything that is wrong",
-        "Look for hidden installs, conflicts, missing packages and changed files, and load each package's plugins in "
-        "a process of its own to find what fails, hangs, or changes Dovetail.",
-    )
-    doctor.add_argument("--no-load", action="store_true", help="read metadata only; import nothing")
-    doctor.add_argument("--timeout", type=float, default=60.0, help="seconds that one plugin may take [60]")
-    _add_file_flags(doctor)
-    check = add("check", "run the conformance kit on a plugin", "Run the conformance kit; needs pytest.")
-    check.add_argument("name", metavar="NAME", help="a name, an alias, or distribution:name")
-    check.add_argument("--kind", help=f"where several kinds have the name: {kinds}")
-    check.add_argument(
-        "--next-minor",
-        action="store_true",
-        help="by the rules of Dovetail's next minor version: what it ends fails, and deprecations are errors",
-    )
-    _add_file_flags(check)
-    validate = add(
-        "validate",
-        "check a plugin's project without installing it",
-        "Read a project's pyproject.toml as if it were installed, and run the conformance kit on each of its plugins.",
-    )
-    validate.add_argument("folder", metavar="DIR", help="the folder of its pyproject.toml")
-    new = add("new", "write the package of a new plugin", "Write a package that installs and passes its test.")
-    new.add_argument("kind", metavar="KIND", help=kinds)
-    new.add_argument("name", metavar="NAME", help="the plugin's name, such as acme-r2; for a model, its architecture")
-    new.add_argument("--dir", help="the folder to write; dovetail-NAME if not given")
-    lock = add("lock", "write down what is installed, for --plugins-locked", "Write name, version and RECORD hash.")
-    lock.add_argument("--output", help="the file; dovetail-plugins.lock if not given, - for standard output")
+    text = Path(__file__).with_name("options.json").read_text("utf-8").replace("{kinds}", ", ".join(KINDS))
+    for name, table in json.loads(text).items():
+        command = commands.add_parser(name, help=table["help"], description=table["about"], allow_abbrev=False)
+        add_options(command, table["options"])
     return parser
-
-
-def _add_file_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--plugin-file", action="append", default=[], metavar="FILE", help="as of `dovetail serve`")
-    parser.add_argument("--plugins-dir", action="append", default=[], metavar="DIR", help="as of `dovetail serve`")
 
 
 def registry_of(args: argparse.Namespace) -> Registry:
@@ -157,8 +112,6 @@ def find(registry: Registry, name: str, kind: str | None) -> PluginRecord:
 def list_plugins(registry: Registry, *, as_json: bool) -> int:
     """Print every plugin, those of plugin files and folders of them among the installed ones."""
     if as_json:
-        import json  # the table does not need it
-
         print(json.dumps(registry.listing(), indent=2))
         return 0
     print(table(registry.sorted()))

@@ -1,11 +1,12 @@
-"""What the options of the benchmarks have in common: numbers that are checked, and mistakes told in one line."""
+"""Options of commands from tables: what adds them, reads their values and tells mistakes in one line."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -19,13 +20,17 @@ T = TypeVar("T")
 class BenchParser(argparse.ArgumentParser):
     """Raises instead of exiting, and names the nearest option for an unknown one."""
 
-    def __init__(self, name: str, about: str) -> None:
+    def __init__(self, name: str) -> None:
+        """Take the options of a benchmark from `bench.json`."""
+        table = json.loads(Path(__file__).with_name("bench.json").read_text("utf-8"))[name]
         super().__init__(
             prog=f"dovetail bench {name}",
-            description=about,
+            description=table["about"],
             allow_abbrev=False,
             formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
         )
+        for title, options in table["groups"].items():
+            add_options(self.add_argument_group(title) if title else self, options)
 
     def error(self, message: str) -> NoReturn:
         """Turn argparse's complaint into ours."""
@@ -45,6 +50,20 @@ class BenchParser(argparse.ArgumentParser):
         if rest:
             raise ConfigError(unknown(rest[0], self.options(), self.prog))
         return found
+
+
+def add_options(parser: argparse._ActionsContainer, options: dict[str, dict[str, Any]]) -> None:
+    """Add the options of a table, each with what argparse is told of it. Of `alone` ones only one can be given."""
+    alone = None
+    for flags, told in options.items():
+        own = parser
+        if told.pop("alone", False):
+            own = alone = alone or parser.add_mutually_exclusive_group()
+        if (kind := told.pop("type", None)) == "switch":
+            told["action"] = argparse.BooleanOptionalAction
+        elif kind is not None:
+            told["type"] = TYPES[kind]
+        own.add_argument(*flags.split(), **told)
 
 
 def filled(options: type[T], args: argparse.Namespace, **others: Any) -> T:
@@ -149,3 +168,9 @@ def folder(text: str) -> Path:
     if not Path(text).is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is no folder")
     return Path(text)
+
+
+TYPES: dict[str, Callable[[str], Any]] = {"path": Path, "float": float} | {
+    read.__name__: read for read in (count, whole, positive, rate, temperature, probability, span, counts, folder)
+}
+"""What reads the values of options, by the names in the tables."""
