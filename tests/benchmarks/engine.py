@@ -90,7 +90,7 @@ class Engine:
         )
         self._engine = BareEngine(settings, plan)
         self._loop = asyncio.new_event_loop()
-        self._loop.run_until_complete(self._engine.start())
+        self._loop.run_until_complete(self._engine.client.start())
 
     def run(self, prompts: list[list[int]], num_new: int) -> tuple[float, float]:
         """Generate for all prompts at once; returns seconds to the first token (median) and in all."""
@@ -100,7 +100,7 @@ class Engine:
 
     def close(self) -> None:
         """Stop the engine."""
-        self._loop.run_until_complete(self._engine.close())
+        self._loop.run_until_complete(self._engine.client.close())
         self._loop.close()
 
 

@@ -153,7 +153,7 @@ class Ours:
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self._engine = BareEngine(*make_plans(folder, **settings))
         self._loop = asyncio.new_event_loop()
-        self._loop.run_until_complete(self._engine.start())
+        self._loop.run_until_complete(self._engine.client.start())
 
     def step_s(self, prompts: list[list[int]], num_new: int) -> float:
         """Return the seconds of a step in which all prompts' requests decode."""
@@ -165,7 +165,7 @@ class Ours:
 
     def close(self) -> None:
         """Stop the engine."""
-        self._loop.run_until_complete(self._engine.close())
+        self._loop.run_until_complete(self._engine.client.close())
         self._loop.close()
 
 

@@ -65,15 +65,6 @@ class BareEngine:
         self.client = ProcessClient(settings, plan, log_level="warning")
         self._ids = itertools.count(1)
 
-    async def start(self) -> EngineInfo:
-        """Start the process and wait until it is ready.
-
-        Raises:
-            ConfigError: The settings or the model are at fault.
-            EngineError: Anything else.
-        """
-        return await self.client.start()
-
     async def run(self, prompts: Sequence[Sequence[int]], params: SamplerParams) -> Round:
         """Generate for all prompts at once.
 
@@ -93,10 +84,6 @@ class BareEngine:
             return arrivals
 
         return Round(await asyncio.gather(*(one(prompt) for prompt in prompts)))
-
-    async def close(self) -> None:
-        """Stop the process."""
-        await self.client.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +173,7 @@ async def measure(engine: BareEngine, options: LatencyOptions) -> tuple[EngineIn
     """Run every batch size, after a round that does not count."""
     found: dict[int, list[Any]] = {}
     try:
-        info = await engine.start()
+        info = await engine.client.start()
         check_room(info, options)
         vocabulary = PromptVocabulary.of_size(info.vocab_size, "the engine's")
         for size in options.batch_sizes:
@@ -205,7 +192,7 @@ async def measure(engine: BareEngine, options: LatencyOptions) -> tuple[EngineIn
                 if number:
                     found[size].append(result)
     finally:
-        await engine.close()
+        await engine.client.close()
     return info, found
 
 

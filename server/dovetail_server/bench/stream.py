@@ -8,6 +8,7 @@ they are ordinary is known by each carrying `"finish_reason":null`, which cannot
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail_server.bench.wire import UsageCounts, counts_of, error_of, has_tokens, is_finish
@@ -17,10 +18,12 @@ COUNT = b'"completion_tokens":'
 DONE = b"[DONE]"
 
 
+@dataclass(slots=True)
 class StreamScan:
     """One stream. Times are whatever clock `feed` is given; all events of one read share a time.
 
     Attributes:
+        counts_events: The server was asked to say in every event how many tokens there are so far.
         first: When the first token came; 0 before.
         last: When the last token came.
         tokens_at_first: Tokens that came at `first`; where events are not counted, the events.
@@ -29,37 +32,20 @@ class StreamScan:
         gap_tokens: How many tokens came after each gap.
     """
 
-    __slots__ = (
-        "_end",
-        "_pending",
-        "_plain",
-        "_tokens",
-        "counts",
-        "counts_events",
-        "error",
-        "first",
-        "gap_tokens",
-        "gaps",
-        "is_done",
-        "last",
-        "num_events",
-        "tokens_at_first",
-    )  # fmt: skip
-
-    def __init__(self, *, counts_events: bool) -> None:
-        """`counts_events`: the server was asked to say in every event how many tokens there are so far."""
-        self.counts_events = counts_events
-        self.first = self.last = 0.0
-        self.tokens_at_first = self.num_events = 0
-        self.gaps: list[float] = []
-        self.gap_tokens: list[int] = []
-        self.counts: UsageCounts | None = None
-        self.error: str | None = None
-        self.is_done = False
-        self._tokens = 0
-        self._pending = b""
-        self._end = b"\n\n"
-        self._plain = PLAIN[0]
+    counts_events: bool
+    first: float = 0.0
+    last: float = 0.0
+    tokens_at_first: int = 0
+    num_events: int = 0
+    gaps: list[float] = field(default_factory=list)
+    gap_tokens: list[int] = field(default_factory=list)
+    counts: UsageCounts | None = None
+    error: str | None = None
+    is_done: bool = False
+    _tokens: int = 0
+    _pending: bytes = b""
+    _end: bytes = b"\n\n"
+    _plain: bytes = PLAIN[0]
 
     def feed(self, data: bytes, now: float) -> None:
         """Take what was read at `now`, however it is cut."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.table import Table
@@ -38,24 +39,6 @@ class ThroughputOptions:
     json: Path | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """What came of the run."""
-
-    num_requests: int
-    load_s: float
-    duration_s: float
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    requests_s: float
-    output_tok_s: float
-    total_tok_s: float
-    concurrency: int
-    floor_tok_s: float | None
-    of_floor: float | None
-
-
 def main(options: ThroughputOptions) -> int:
     """Measure and print.
 
@@ -86,23 +69,23 @@ def main(options: ThroughputOptions) -> int:
     concurrency = min(len(replies), info.max_running_requests)
     context = prompt / len(replies) + completion / len(replies) / 2
     step = roofline.step_s(concurrency, context, options.shared_prefix_len)
-    totals = Totals(
-        num_requests=len(replies),
-        load_s=load_s,
-        duration_s=duration,
-        prompt_tokens=prompt,
-        cached_tokens=sum(reply.cached_tokens for reply in replies),
-        completion_tokens=completion,
-        requests_s=len(replies) / duration,
-        output_tok_s=completion / duration,
-        total_tok_s=(prompt + completion) / duration,
-        concurrency=concurrency,
-        floor_tok_s=concurrency / step if step is not None else None,
-        of_floor=completion / duration * step / concurrency if step is not None else None,
-    )
+    totals: dict[str, Any] = {
+        "num_requests": len(replies),
+        "load_s": load_s,
+        "duration_s": duration,
+        "prompt_tokens": prompt,
+        "cached_tokens": sum(reply.cached_tokens for reply in replies),
+        "completion_tokens": completion,
+        "requests_s": len(replies) / duration,
+        "output_tok_s": completion / duration,
+        "total_tok_s": (prompt + completion) / duration,
+        "concurrency": concurrency,
+        "floor_tok_s": concurrency / step if step is not None else None,
+        "of_floor": completion / duration * step / concurrency if step is not None else None,
+    }
     show(totals, roofline)
     found = {"version": dovetail.__version__, "engine": msgspec.to_builtins(info), "floor": roofline.as_dict()}
-    report.save(options.json, {**found, **asdict(totals)})
+    report.save(options.json, {**found, **totals})
     return 0
 
 
@@ -125,20 +108,20 @@ def requests(
     return [prompt for prompt, _ in drawn], params  # type: ignore[misc]  # text or ids; messages are for chats
 
 
-def show(totals: Totals, roofline: Roofline) -> None:
+def show(totals: dict[str, Any], roofline: Roofline) -> None:
     """Print the table."""
     table = Table(title="LLM.generate", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     for name, text in (
-        ("requests", f"{totals.num_requests:,}, up to {totals.concurrency:,} at once"),
-        ("loading (s)", report.number(totals.load_s, 1)),
-        ("duration (s)", report.number(totals.duration_s, 2)),
-        ("prompt tokens", f"{totals.prompt_tokens:,}, of them cached {totals.cached_tokens:,}"),
-        ("output tokens", f"{totals.completion_tokens:,}"),
-        ("requests/s", report.number(totals.requests_s, 2)),
-        ("output tok/s", report.with_roofline(totals.output_tok_s, totals.of_floor)),
-        ("total tok/s", report.number(totals.total_tok_s)),
+        ("requests", f"{totals['num_requests']:,}, up to {totals['concurrency']:,} at once"),
+        ("loading (s)", report.number(totals["load_s"], 1)),
+        ("duration (s)", report.number(totals["duration_s"], 2)),
+        ("prompt tokens", f"{totals['prompt_tokens']:,}, of them cached {totals['cached_tokens']:,}"),
+        ("output tokens", f"{totals['completion_tokens']:,}"),
+        ("requests/s", report.number(totals["requests_s"], 2)),
+        ("output tok/s", report.with_roofline(totals["output_tok_s"], totals["of_floor"])),
+        ("total tok/s", report.number(totals["total_tok_s"])),
     ):
         table.add_row(name, text)
     out = report.console()

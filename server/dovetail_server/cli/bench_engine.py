@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -27,8 +26,7 @@ def latency(argv: list[str]) -> int:
 
     report.check_json(args.json)
     sizes = list(dict.fromkeys(args.batch_size))
-    own = {"settings": settings, "seed": seed_of(args), "bandwidth": bandwidth_of(args)}
-    return main(filled(LatencyOptions, args, batch_sizes=sizes, **own))
+    return main(filled(LatencyOptions, args, batch_sizes=sizes, settings=settings))
 
 
 def throughput(argv: list[str]) -> int:
@@ -47,8 +45,7 @@ def throughput(argv: list[str]) -> int:
 
     report.check_json(args.json)
     lengths = {"input_len": args.input_len or (512, 512), "shared_prefix_len": args.shared_prefix_len or 0}
-    own = {"settings": settings, "seed": seed_of(args), "bandwidth": bandwidth_of(args)}
-    return main(filled(ThroughputOptions, args, **lengths, **own))
+    return main(filled(ThroughputOptions, args, settings=settings, **lengths))
 
 
 def read(name: str, argv: Sequence[str]) -> tuple[argparse.Namespace, ServeSettings]:
@@ -72,13 +69,3 @@ def read(name: str, argv: Sequence[str]) -> tuple[argparse.Namespace, ServeSetti
             )
     log.setup("warning")
     return args, load_settings(flags)
-
-
-def seed_of(args: argparse.Namespace) -> int:
-    """Return the seed that was given, or any."""
-    return args.seed if args.seed is not None else secrets.randbelow(1 << 31)
-
-
-def bandwidth_of(args: argparse.Namespace) -> float | None:
-    """Return bytes a second."""
-    return args.bandwidth * 1e9 if args.bandwidth is not None else None

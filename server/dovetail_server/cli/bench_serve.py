@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -63,11 +62,9 @@ def options_from(args: argparse.Namespace, flags: Sequence[str]) -> ServeOptions
         ServeOptions,
         args,
         workloads=suite_from(args) if args.suite is not None else [workload_from(args)],
-        seed=args.seed if args.seed is not None else secrets.randbelow(1 << 31),
         serve_flags=tuple(flags),
         endpoint=endpoint,
         sends_text=args.prompts != "ids",
-        bandwidth=args.bandwidth * 1e9 if args.bandwidth is not None else None,
         timeout_s=args.timeout,
         start_timeout_s=args.start_timeout,
     )

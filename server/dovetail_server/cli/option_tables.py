@@ -6,6 +6,7 @@ import argparse
 import difflib
 import json
 import math
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -122,6 +123,16 @@ def positive(text: str) -> float:
     return value
 
 
+def bandwidth(text: str) -> float:
+    """Read gigabytes a second; returns bytes."""
+    return positive(text) * 1e9
+
+
+def seed(text: str) -> int:
+    """Read a seed, or make one."""
+    return secrets.randbelow(1 << 31) if text == "random" else whole(text)
+
+
 def rate(text: str) -> float:
     """Read a number above 0; `inf` means everything at once."""
     return math.inf if text == "inf" else positive(text)
@@ -171,6 +182,7 @@ def folder(text: str) -> Path:
 
 
 TYPES: dict[str, Callable[[str], Any]] = {"path": Path, "float": float} | {
-    read.__name__: read for read in (count, whole, positive, rate, temperature, probability, span, counts, folder)
+    read.__name__: read
+    for read in (count, whole, seed, positive, bandwidth, rate, temperature, probability, span, counts, folder)
 }
 """What reads the values of options, by the names in the tables."""

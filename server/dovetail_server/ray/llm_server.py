@@ -8,7 +8,7 @@ either is run. `engine_kwargs` are settings of `dovetail serve`.
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from importlib import import_module
 from typing import Any
 
@@ -51,6 +51,16 @@ def model_of(llm_config: Any) -> RayModel:
     return read_model({"model": str(source), "served_model_name": [llm_config.model_id], **llm_config.engine_kwargs})
 
 
+def _answering(path: str, reply: str) -> Callable[..., AsyncIterator[Any]]:
+    """Return the method that answers a request of a route with a `reply`, one of `types`."""
+
+    async def answer(self: LLMServer, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
+        async for each in self._answer(path, request, raw_request_info, reply):
+            yield each
+
+    return answer
+
+
 class LLMServer:
     """What `ray.serve.llm` calls a server: requests as Ray's objects, replies as objects or as events of a stream."""
 
@@ -84,35 +94,12 @@ class LLMServer:
         """Return what it was made from."""
         return self._llm_config
 
-    async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
-        """Answer a `ChatCompletionRequest`."""
-        async for each in self._answer("/v1/chat/completions", request, raw_request_info, "ChatCompletionResponse"):
-            yield each
-
-    async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
-        """Answer a `CompletionRequest`."""
-        async for each in self._answer("/v1/completions", request, raw_request_info, "CompletionResponse"):
-            yield each
-
-    async def embeddings(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
-        """Answer an `EmbeddingRequest`."""
-        async for each in self._answer("/v1/embeddings", request, raw_request_info, "EmbeddingResponse"):
-            yield each
-
-    async def score(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
-        """Answer a `ScoreRequest`."""
-        async for each in self._answer("/v1/score", request, raw_request_info, "ScoreResponse"):
-            yield each
-
-    async def tokenize(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
-        """Answer a `TokenizeRequest`."""
-        async for each in self._answer("/tokenize", request, raw_request_info, "TokenizeResponse"):
-            yield each
-
-    async def detokenize(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
-        """Answer a `DetokenizeRequest`."""
-        async for each in self._answer("/detokenize", request, raw_request_info, "DetokenizeResponse"):
-            yield each
+    chat = _answering("/v1/chat/completions", "ChatCompletionResponse")
+    completions = _answering("/v1/completions", "CompletionResponse")
+    embeddings = _answering("/v1/embeddings", "EmbeddingResponse")
+    score = _answering("/v1/score", "ScoreResponse")
+    tokenize = _answering("/tokenize", "TokenizeResponse")
+    detokenize = _answering("/detokenize", "DetokenizeResponse")
 
     async def reset_prefix_cache(self) -> None:
         """Forget every prefix."""
