@@ -20,6 +20,7 @@ from dovetail_testing.engine import make_core, serve, tokens
 
 KINDS = [
     *("gemma3", "gemma4"),
+    pytest.param("llama4", marks=pytest.mark.full),
     *(pytest.param(kind, marks=pytest.mark.full) for kind in ("glm4v", "glm4v_moe")),
     *(
         pytest.param(kind, marks=pytest.mark.full)

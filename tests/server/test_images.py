@@ -532,13 +532,22 @@ def test_a_model_that_reads_text_only(make_harness: Callable[..., Harness]) -> N
     )
 
 
-def test_a_server_that_was_told_not_to_see(make_harness: Callable[..., Harness]) -> None:
-    """The reason is the flag, which whoever started the server may leave out."""
-    server = make_harness(processor=None)
-    assert (
-        "this server was started with --processor none; send text" in ask(server, part(CAT)).json()["error"]["message"]
-    )
-    assert server.get("/model_info").json()["no_images"] == "this server was started with --processor none"
+@pytest.mark.parametrize(
+    ("flag", "value", "shown"),
+    [
+        ("processor", None, "--processor none"),
+        ("limit_mm_per_prompt", {"image": 0}, '--limit-mm-per-prompt {"image": 0}'),
+    ],
+)
+def test_a_server_that_was_told_not_to_see(
+    flag: str, value: Any, shown: str, make_harness: Callable[..., Harness]
+) -> None:
+    """The reason is the flag, which whoever started the server may leave out. Nothing is planned for images."""
+    server = make_harness(**{flag: value})
+    assert server.settings.processor is None
+    why = f"this server was started with {shown}"
+    assert f"{why}; send text" in ask(server, part(CAT)).json()["error"]["message"]
+    assert server.get("/model_info").json()["no_images"] == why
 
 
 def test_a_folder_of_a_killed_server_is_removed(tmp_path: Path) -> None:

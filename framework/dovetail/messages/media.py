@@ -116,7 +116,7 @@ def write_arrays(
 
 
 def read_arrays(path: str, refs: Iterable[ArrayRef]) -> dict[str, npt.NDArray[np.uint8] | npt.NDArray[np.int32]]:
-    """Map the arrays of a file, read-only. They keep its bytes alive, also once the file is removed.
+    """Map the arrays of a file. They keep its bytes alive, also once the file is removed; no process writes to them.
 
     Raises:
         RequestError: The file is gone, or shorter than its arrays.
@@ -126,7 +126,8 @@ def read_arrays(path: str, refs: Iterable[ArrayRef]) -> dict[str, npt.NDArray[np
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+            # Writable pages of its own: PyTorch takes no others without a copy.
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size else bytearray()
     except OSError as error:
         raise RequestError(f"the arrays of an image cannot be read: {error}; send the request again") from None
     found = {}

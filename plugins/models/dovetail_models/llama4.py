@@ -82,6 +82,7 @@ class Llama4(ExpertModel):
     """Serves `Llama4ForCausalLM`."""
 
     architectures: ClassVar[Sequence[str]] = ("Llama4ForCausalLM",)
+    batch_invariant = True
     decoder = Llama4Decoder
 
     @classmethod

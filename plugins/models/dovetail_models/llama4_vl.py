@@ -111,6 +111,7 @@ class Llama4_VL(SeeingModel):
     """Serves `Llama4ForConditionalGeneration`."""
 
     architectures: ClassVar[Sequence[str]] = ("Llama4ForConditionalGeneration",)
+    batch_invariant = True
     tower = Llama4Tower
     tower_rules = TOWER_RULES
 

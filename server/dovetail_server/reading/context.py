@@ -113,11 +113,11 @@ class ReadingContext(ServingContext):
         settings, most = self.settings, self.max_images
         if text.images is None:
             if settings.processor is None:
-                text.template.no_images = "this server was started with --processor none"
+                flag = "--processor none" if most else '--limit-mm-per-prompt {"image": 0}'
+                text.template.no_images = f"this server was started with {flag}"
             return None
-        if not most or settings.body_processes == 0:
-            flag = "--body-processes" if most else '--limit-mm-per-prompt {"image": 0}'
-            text.template.no_images = f"this server reads no images ({flag})"
+        if settings.body_processes == 0:
+            text.template.no_images = "this server reads no images (--body-processes 0)"
             text.images = None
             return None
         if not has_pillow():

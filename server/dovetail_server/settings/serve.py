@@ -249,6 +249,13 @@ class ServeSettings(KeySettings, MediaSettings, TextSettings, BaseSettings):
     disable_access_log: bool = setting(False, "disable-uvicorn-access-log")
     """Do not log a line per HTTP request."""
 
+    @model_validator(mode="after")
+    def without_images(self) -> ServeSettings:
+        """Serve the text part of a model that sees, without its tower, where no request may have an image."""
+        if not self.limit_mm_per_prompt.get("image", 1):
+            self.processor = None
+        return self
+
     @classmethod
     def settings_customise_sources(
         cls,

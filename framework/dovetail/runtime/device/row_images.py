@@ -126,7 +126,7 @@ class RowImages:
 
     def encode(self, arrays: Arrays) -> Tensor:
         """Return what the tower makes of an image's arrays."""
-        given = {name: torch.from_numpy(np.array(one)) for name, one in arrays.items()}
+        given = {name: torch.from_numpy(one) for name, one in arrays.items()}
         # Small numbers stay on the host: a tower that had to read them from the device would wait for all before it.
         return self._encode(
             {name: to_device(one, self._device) if one.dtype == torch.uint8 else one for name, one in given.items()}
