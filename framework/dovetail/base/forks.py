@@ -17,7 +17,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 
 import msgspec
@@ -46,7 +46,11 @@ class PreloadedModules(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-def _end(process: subprocess.Popen[bytes], control: socket.socket, waiting: deque[socket.socket], owner: int) -> None:
+Waiting = deque[tuple[Hashable, socket.socket]]
+"""Processes without a job, oldest first: for whom, None: for anyone, and the socket."""
+
+
+def _end(process: subprocess.Popen[bytes], control: socket.socket, waiting: Waiting, owner: int) -> None:
     """End a process now, if it is a child of this one, and reap it, so that no zombie stays."""
     if os.getpid() == owner:
         with contextlib.suppress(ProcessLookupError):
@@ -54,7 +58,7 @@ def _end(process: subprocess.Popen[bytes], control: socket.socket, waiting: dequ
         process.wait()
     control.close()
     while waiting:
-        waiting.pop().close()  # at which the process that waits for a job ends
+        waiting.pop()[1].close()  # at which the process that waits for a job ends
 
 
 class ForkServer:
@@ -82,7 +86,7 @@ class ForkServer:
                 )
         except OSError as error:
             raise ForkStartError(str(error)) from None
-        self._waiting: deque[socket.socket] = deque()
+        self._waiting: Waiting = deque()
         self._end = weakref.finalize(self, _end, self._process, self._control, self._waiting, os.getpid())
         self._end.atexit = False  # the process notices by itself that its parent has gone
 
@@ -111,31 +115,43 @@ class ForkServer:
         """The process id."""
         return self._process.pid
 
-    def take_waiting(self) -> socket.socket | None:
-        """Return the socket to the process that was started ahead, if there is one; it may have ended since."""
-        try:
-            return self._waiting.pop()
-        except IndexError:
-            return None
+    def take_waiting(self, owner: Hashable = None) -> socket.socket | None:
+        """Return the socket to a process that waits: the owner's last one, else one for anyone; it may have ended."""
+        for kind in dict.fromkeys((owner, None)):
+            for at in reversed(range(len(self._waiting))):
+                if self._waiting[at][0] == kind:
+                    channel = self._waiting[at][1]
+                    del self._waiting[at]
+                    return channel
+        return None
 
     def fork_ahead(self) -> None:
-        """Start the process for the next job, if none waits for one; a job that comes then need not wait for it.
+        """Start the process for the next job, if none waits for anyone's; a job that comes then need not wait for it.
 
         Raises:
             GoneError: The template is gone.
             ForkStartError: The system has no room for another socket.
         """
-        if not self._waiting:
+        if all(owner is not None for owner, _ in self._waiting):
             ours, theirs = _pair()
-            self._waiting.append(ours)  # before there is a process: a job that comes now takes it, and starts no other
+            self._waiting.append(
+                (None, ours)
+            )  # before there is a process: a job that comes now takes it, and starts no other
             self._send(theirs)
 
-    def put_back(self, channel: socket.socket, most: int) -> None:
-        """Let a process that has done its job wait for the next one, as one of `most`; any more of them end."""
-        if len(self._waiting) < most and self._end.alive:
-            self._waiting.append(channel)
-        else:
+    def put_back(self, channel: socket.socket, most: int, owner: Hashable = None) -> None:
+        """Let a process that has done its job wait for the next one, of that owner or anyone.
+
+        Of those for owners `most` wait, and of those for anyone: the one that has waited longest ends.
+        """
+        if not self._end.alive:
             channel.close()
+            return
+        self._waiting.append((owner, channel))
+        alike = [each for each in self._waiting if (each[0] is None) == (owner is None)]
+        for each in alike[: -most or None]:
+            self._waiting.remove(each)
+            each[1].close()
 
     def fork(self) -> socket.socket:
         """Start a process for one job; returns the socket to it.

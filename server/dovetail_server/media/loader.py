@@ -43,7 +43,8 @@ class ImageLoader:
     """Loads images. Of one job.
 
     Attributes:
-        is_marked: Something was decoded or fetched, which may leave something behind in this process.
+        has_decoded: Something was decoded, and …
+        has_fetched: … something was fetched, which may leave something behind in this process.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class ImageLoader:
         self._fetcher: Fetcher | None = None
         self._left_bytes = MAX_BYTES
         self._is_first = True
-        self.is_marked = False
+        self.has_decoded = self.has_fetched = False
         self._loaded: dict[ImageKey, PreparedImage] = {}
         self._made: dict[bytes, PreparedImage] = {}
 
@@ -126,7 +127,7 @@ class ImageLoader:
         ).paths
         found: dict[ImageKey, bytes | MediaError] = {}
         if urls:
-            self.is_marked = True
+            self.has_fetched = True
             if self._fetcher is None:
                 self._fetcher = self._make_fetcher(AllowedDomains(self._rules.domains))
             fetched = fetched_all(self._fetcher, [each.url for each in urls])
@@ -147,7 +148,7 @@ class ImageLoader:
         key = framed_digest(salt.encode(), self._processor.fingerprint().encode(), self._rules.revision.encode(), data)
         if self._rules.keeps and (found := self._ask(MediaSought(key)).image) is not None:
             return found
-        self.is_marked = True
+        self.has_decoded = True
         made = self._decoded(data, param)
         if self._rules.keeps:
             self._ask(MediaMade(made))

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping
 from types import FrameType
+from typing import Any
 
 import msgspec
 
@@ -52,9 +53,11 @@ MEMORY_FACTOR = 48
 """A job may have so much, and of its body so many times. A token takes a tokenizer a hundred bytes."""
 THREAD_BYTES = 130 << 20
 """Of address space, while a thread's heap and stack are laid out; it takes a few megabytes of memory."""
-MAX_JOBS, KEPT_BYTES = 256, 64 << 20
+MAX_JOBS, KEPT_BYTES, MAX_IMAGE_JOBS = 256, 64 << 20, 32
 """A copy ends after so many jobs, or when it holds so much more than before. A new one takes half as long again for its
-first text: its memory is shared until it is written to, and its tokenizer knows no words."""
+first text: its memory is shared until it is written to, and its tokenizer knows no words. Once it has decoded an image,
+only that image's owner has it for further jobs, and for fewer: decoders are native code. What a crafted image may do to
+a process meets nobody else, and ends with the process."""
 GRACE_S, MIN_S = 0.5, 0.05
 LIMITED, HURRIED = (
     wire.Refusal(
@@ -140,15 +143,16 @@ class PreloadedState:
         if self._text.tokenizer.inline_chars:
             self._text.tokenizer.encode(WARM_UP, add_special_tokens=False)  # starts them, before there is a job
         limits = {kind: resource.getrlimit(kind) for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU)}
-        base, left = resident_bytes(), MAX_JOBS
+        base, left, is_bound = resident_bytes(), MAX_JOBS, False
         while True:
             job = msgspec.msgpack.decode(receive(channel), type=wire.BodyJob)
             left -= 1
             outcome = self._done(channel, job, addresses)
             has_failed = outcome.refusal is not None or outcome.fault is not None
-            # Decoders of images are native code, and what a crafted one may do to a process ends with it.
+            if outcome.is_bound and not is_bound:
+                is_bound, left = True, min(left, MAX_IMAGE_JOBS - 1)
             stays = left > 0 and outcome.stays and not has_failed and resident_bytes() - base <= KEPT_BYTES
-            send(channel, msgspec.structs.replace(outcome, stays=stays))
+            send(channel, msgspec.structs.replace(outcome, stays=stays, is_bound=is_bound))
             if not stays:
                 return
             del outcome
@@ -203,8 +207,10 @@ class PreloadedState:
         signal.setitimer(signal.ITIMER_PROF, 0)
         took_s, grown = time.process_time() - began, most_own_bytes() - before
         names = [] if left_out is None else list(left_out.names)
-        stays = loader is None or not loader.is_marked
-        return msgspec.structs.replace(outcome, left_out=names, cpu_s=took_s, grown_bytes=grown, stays=stays)
+        stays = loader is None or not loader.has_fetched
+        is_bound = loader is not None and loader.has_decoded
+        more: dict[str, Any] = {"cpu_s": took_s, "grown_bytes": grown, "stays": stays, "is_bound": is_bound}
+        return msgspec.structs.replace(outcome, left_out=names, **more)
 
 
 def set_limits(job: wire.BodyJob, addresses: int, num_threads: int) -> tuple[bool, bool]:

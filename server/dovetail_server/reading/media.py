@@ -48,6 +48,11 @@ class MediaExchange:
         self.has_images = False
         """It loads images."""
 
+    @property
+    def owner(self) -> tuple[str, str]:
+        """Whose job it is, and what keeps those apart that share nothing."""
+        return self._turn.owner, self._root
+
     async def answer(self, message: MediaMessage) -> MediaAnswer:
         """Return the answer when the process may go on.
 

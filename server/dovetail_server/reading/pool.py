@@ -206,14 +206,14 @@ class BodyPool:
         num_gone = 0
         while num_gone < 2:  # those that waited may be gone, all of them, then their template, which starts again
             server = await self._ready(self._template, SLOWER * job.cpu_s)
-            waiting = server.take_waiting()
+            waiting = server.take_waiting(media.owner)
             try:
                 with ExitStack() as stack:
                     channel = stack.enter_context(waiting or server.fork())
                     outcome = await WorkerExchange(channel, self.pids, media, begun).run(job, raw, answer)
                     if outcome.stays:
                         stack.pop_all()
-                        server.put_back(channel, self._max_processes)
+                        server.put_back(channel, self._max_processes, media.owner if outcome.is_bound else None)
             except ForkStartError as error:
                 raise died(f"could not be started: {error}") from None
             except GoneError:  # before the job began

@@ -203,7 +203,8 @@ class BodyResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         left_out: Unknown fields that were left out.
         cpu_s: Processor time that it took.
         grown_bytes: By how much its process grew at most.
-        stays: Its process waits for another job.
+        stays: Its process waits for another job, …
+        is_bound: … of the same owner.
     """
 
     refusal: Refusal | None = None
@@ -220,6 +221,7 @@ class BodyResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     cpu_s: float = 0.0
     grown_bytes: int = 0
     stays: bool = False
+    is_bound: bool = False
 
     @classmethod
     def of(cls, found: Prompts, light: bytes) -> BodyResult:
