@@ -14,6 +14,7 @@ import numpy as np
 
 from dovetail.contracts import ImageLayout, ImageProcessor, ModelError
 from dovetail.contracts.processor import Arrays
+from dovetail.sdk.pixels import resized
 from dovetail_models.image_values import BILINEAR, HALVES, check_fixed, object_of, row_major, token, whole
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Gemma3Images(ImageProcessor):
 
         A patch has its red values row by row, then the green and the blue ones.
         """
-        pixels = np.asarray(image.resize((self.side, self.side), BILINEAR))
+        pixels = resized(image, (self.side, self.side), BILINEAR)
         num = self.side // self.patch
         return {"patches": row_major(pixels, self.patch), "grid": np.array([1, num, num], np.int32)}
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from dovetail.contracts import ImageLayout, ImageProcessor, ModelError
 from dovetail.contracts.processor import Arrays
+from dovetail.sdk.pixels import resized
 from dovetail_models.image_values import BICUBIC, check_fixed, object_of, token, whole
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Gemma4Images(ImageProcessor):
         A patch has its pixels row by row, each with its three values.
         """
         size, patch = self.resized(*image.size), self.patch
-        pixels = np.asarray(image if size == image.size else image.resize(size, BICUBIC))
+        pixels = resized(image, size, BICUBIC)
         rows, columns = size[1] // patch, size[0] // patch
         blocks = pixels.reshape(rows, patch, columns, patch, 3).transpose(0, 2, 1, 3, 4)
         patches = np.ascontiguousarray(blocks).reshape(rows * columns, -1)

@@ -14,6 +14,7 @@ import numpy as np
 
 from dovetail.contracts import ImageLayout, ImageProcessor, ModelError
 from dovetail.contracts.processor import Arrays
+from dovetail.sdk.pixels import resized
 from dovetail_models.image_values import (
     BICUBIC,
     CLIP_MEAN,
@@ -94,10 +95,10 @@ class InternVLImages(ImageProcessor):
         """
         side = self.side
         columns, rows = self.grid(*image.size)
-        pixels = np.asarray(image.resize((columns * side, rows * side), BICUBIC))
+        pixels = resized(image, (columns * side, rows * side), BICUBIC)
         tiles = pixels.reshape(rows, side, columns, side, 3).swapaxes(1, 2).reshape(-1, side, side, 3)
         if len(tiles) > 1:
-            tiles = np.concatenate((tiles, np.asarray(image.resize((side, side), BICUBIC))[None]))
+            tiles = np.concatenate((tiles, resized(image, (side, side), BICUBIC)[None]))
         num = side // self.patch
         return {"patches": row_major(tiles, self.patch), "grid": np.array([len(tiles), num, num], np.int32)}
 

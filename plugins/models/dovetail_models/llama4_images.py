@@ -15,6 +15,7 @@ import numpy as np
 
 from dovetail.contracts import ImageLayout, ImageProcessor, ModelError
 from dovetail.contracts.processor import Arrays
+from dovetail.sdk.pixels import resized
 from dovetail_models.image_values import (
     BILINEAR,
     HALVES,
@@ -113,10 +114,10 @@ class Llama4Images(ImageProcessor):
         rows, columns = self.grid(*image.size)
         wide, high = self.resized(*image.size)
         pixels = np.zeros((rows * side, columns * side, 3), np.uint8)
-        pixels[:high, :wide] = np.asarray(image.resize((wide, high), BILINEAR))
+        pixels[:high, :wide] = resized(image, (wide, high), BILINEAR)
         tiles = pixels.reshape(rows, side, columns, side, 3).swapaxes(1, 2).reshape(-1, side, side, 3)
         if len(tiles) > 1:
-            tiles = np.concatenate((tiles, np.asarray(image.resize((side, side), BILINEAR))[None]))
+            tiles = np.concatenate((tiles, resized(image, (side, side), BILINEAR)[None]))
         num = side // self.patch
         return {"patches": row_major(tiles, self.patch), "grid": np.array([len(tiles), num, num], np.int32)}
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from dovetail.contracts import ImageLayout, ImageProcessor, ModelError, RequestError
 from dovetail.contracts.processor import MAX_IMAGE_PIXELS, Arrays
+from dovetail.sdk.pixels import resized
 from dovetail_models.image_values import (
     BICUBIC,
     CLIP_MEAN,
@@ -83,7 +84,7 @@ class Qwen2VLImages(ImageProcessor):
         """
         patch, merge = self.patch, self.merge
         wide, high = self.resized(*image.size)
-        pixels = np.asarray(image.resize((wide, high), BICUBIC))
+        pixels = resized(image, (wide, high), BICUBIC)
         rows, columns = high // patch, wide // patch
         blocks = pixels.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
         patches = np.ascontiguousarray(blocks.transpose(0, 3, 1, 4, 6, 2, 5)).reshape(rows * columns, -1)

@@ -13,6 +13,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.processor import MAX_IMAGE_PIXELS, ImageProcessor
 from dovetail.messages.media import content_digest, framed_digest, write_arrays
 from dovetail.processing.images import PreparedImage, layout_of
+from dovetail.sdk.pixels import THREADS
 from dovetail_server.media import decode
 from dovetail_server.media.addresses import AllowedDomains
 from dovetail_server.media.refusals import MediaError
@@ -28,6 +29,8 @@ from dovetail_server.media.rules import (
 from dovetail_server.media.sources import ImageKey, ImageSource, data_of, read_local, read_regular, source_of
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from dovetail_server.media.fetch import Fetcher
 
 MAX_BYTES = 64 << 20
@@ -158,11 +161,12 @@ class ImageLoader:
         image = decode.decoded(data)
         width, height = image.size
         layout_of(self._processor, width, height, param, self._rules.max_patches, self._rules.max_tokens)
-        digest = content_digest(image.size, image.tobytes(), self._processor.fingerprint(), self._rules.revision)
-        if (made := self._made.get(digest)) is None:
+        digested = THREADS.start(self._digest, image)
+        processed = self._processor.process(image)
+        if (made := self._made.get(digest := digested())) is None:
             path = Path(self._rules.folder) / f"{self._job}{len(self._made):x}"
             try:
-                arrays = write_arrays(path, self._processor.process(image))
+                arrays = write_arrays(path, processed)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
@@ -171,6 +175,9 @@ class ImageLoader:
             made = PreparedImage(width=width, height=height, digest=digest, file=str(path), arrays=arrays)
             self._made[digest] = made
         return made
+
+    def _digest(self, image: Image) -> bytes:
+        return content_digest(image.size, image.tobytes(), self._processor.fingerprint(), self._rules.revision)
 
 
 def preload(rules: MediaRules) -> None:

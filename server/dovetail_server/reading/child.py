@@ -33,6 +33,7 @@ from dovetail.grammar.compile.memory import (
     return_large_blocks,
 )
 from dovetail.processing.processor import Processor
+from dovetail.sdk.pixels import MAX_THREADS, THREADS
 from dovetail.text.tokenizer.threads import set_threads
 from dovetail_server.apis.loaded import apis_of
 from dovetail_server.apis.parsing.serve import installed
@@ -136,8 +137,11 @@ class PreloadedState:
     def serve(self, channel: socket.socket) -> None:
         """Do one job after another, as long as they leave little behind, or until the socket closes."""
         os.nice(NICE)
+        num_threads = self._num_threads
         if self._media is not None:
             keep_blocks()  # before there is a job: of what an image takes, a third were page faults
+            THREADS.number = min(MAX_THREADS, num_threads)
+            num_threads += THREADS.number
         addresses = address_space()
         set_threads(self._num_threads)
         if self._text.tokenizer.inline_chars:
@@ -147,7 +151,7 @@ class PreloadedState:
         while True:
             job = msgspec.msgpack.decode(receive(channel), type=wire.BodyJob)
             left -= 1
-            outcome = self._done(channel, job, addresses)
+            outcome = self._done(channel, job, addresses, num_threads)
             has_failed = outcome.refusal is not None or outcome.fault is not None
             if outcome.is_bound and not is_bound:
                 is_bound, left = True, min(left, MAX_IMAGE_JOBS - 1)
@@ -161,13 +165,15 @@ class PreloadedState:
             gc.collect()  # what the template's process had is frozen: this takes a millisecond
             count_most_anew()
 
-    def _done(self, channel: socket.socket, job: wire.BodyJob, addresses: int) -> wire.BodyResult:
+    def _done(
+        self, channel: socket.socket, job: wire.BodyJob, addresses: int, num_threads: int
+    ) -> wire.BodyResult:
         """Do a job. The process ends by itself when the job's time is over, in native code too."""
         began, before = time.process_time(), most_own_bytes()
         body = [bytes(receive_bytes(channel, job.num_bytes))]
         send(channel, wire.Begun(pid=os.getpid()))
         soft = {kind: resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU)}
-        has_memory, has_time = set_limits(job, addresses, self._num_threads)
+        has_memory, has_time = set_limits(job, addresses, num_threads)
 
         def allow_images() -> None:
             raise_limits(job, soft, has_time=has_time)
@@ -219,7 +225,7 @@ def set_limits(job: wire.BodyJob, addresses: int, num_threads: int) -> tuple[boo
     Args:
         job: What it does.
         addresses: Bytes of address space that it had before its threads.
-        num_threads: Threads of its tokenizer.
+        num_threads: Threads of its tokenizer, and of its images.
     """
     memory = addresses + MEMORY_BYTES + MEMORY_FACTOR * job.num_bytes + num_threads * THREAD_BYTES
     has_memory = lower(resource.RLIMIT_AS, memory)
