@@ -5,17 +5,22 @@ from __future__ import annotations
 import base64
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from harness import Harness
 from PIL import Image
 from server_tiny import write_model
 
+from dovetail.messages import Submit
 from dovetail.plugins import PluginPlan, Registry, load
 from dovetail.plugins.plan import as_planned
 from dovetail.processing.images import make_image_processor
 from dovetail.runtime.checkpoint.folder import ModelFolder
+from dovetail_parsers.tools.hermes import HermesTools
+from dovetail_server.media.folder import KEPT
 
 PAD = "<|image_pad|>"
 TEMPLATE = """\
@@ -77,3 +82,46 @@ class SeeingHarness(Harness):
         self.tools.images = make_image_processor(load(plan, "api"), model, self.tools.tokenizer.added_tokens)
         self.tools._setup = type(setup)(folder=setup.folder, model=setup.model, plan=plan)
         super().make_ready()
+
+
+@pytest.fixture(scope="module")
+def seeing_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_seeing_model(tmp_path_factory.mktemp("sees"))
+
+
+@pytest.fixture(scope="module")
+def seeing(seeing_folder: Path) -> Iterator[SeeingHarness]:
+    harness = SeeingHarness(
+        seeing_folder,
+        tools=HermesTools(),
+        limit_mm_per_prompt={"image": 3},
+        allowed_media_domains=["*"],
+        allowed_local_media_path=seeing_folder,
+        context_len=4096,
+        max_body_bytes=64 << 20,
+    )
+    yield harness
+    harness.close()
+
+
+def ask(server: Harness, *content: Any, **fields: Any) -> Any:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": list(content)}], **fields}
+    return server.post("/v1/chat/completions", body)
+
+
+def text(said: str) -> dict[str, Any]:
+    return {"type": "text", "text": said}
+
+
+def submitted(server: Harness) -> Submit:
+    return server.engine.submits[-1]
+
+
+def prompt_of(server: Harness) -> str:
+    return server.tokenizer.decode(submitted(server).prompt_ids, skip_special_tokens=False)
+
+
+def files_in(server: Harness) -> list[str]:
+    assert server.state.media is not None
+    names = {path.name for path in server.state.media.path.iterdir()} - {"lock"}
+    return sorted(name for name in names if name != KEPT)
