@@ -1,8 +1,9 @@
 """Imported by each process that `image_stages.py` starts: functions named in `STAGES` write down when they ran.
 
 A line of the process's file in `$DOVETAIL_STAGES`: the stage, begin and end by the clock that all processes share,
-processor time of the thread, page faults of the thread. Code that is measured has no part in this. With
-`$DOVETAIL_STAGES_WAIT`, stages of the device end when a GPU has computed them.
+processor time, page faults. These are the thread's, but of a copy, which does one job at a time, the process's. Code
+that is measured has no part in this. With `$DOVETAIL_STAGES_WAIT`, stages of the device end when a GPU has computed
+them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ STAGES = {
     },
     "dovetail_server.reading.work": {"do": "copy: job"},
     "dovetail.base.forks": {"receive_bytes": "copy: receive", "receive": "copy: message awaited"},
-    "dovetail_server.reading.parse": {"decoded": "copy: JSON", "requests_of": "copy: schema"},
+    "dovetail_server.reading.parse": {"decoded": "JSON", "requests_of": "schema"},
     "dovetail_server.media.sources": {"data_of": "copy: base64"},
     "dovetail.messages.media": {
         "framed_digest": "copy: digests",
@@ -43,7 +44,7 @@ STAGES = {
         "ImageLoader._decoded": "copy: image whole",
     },
     "dovetail_models.qwen2_vl_images": {"Qwen2VLImages.process": "copy: resize, patches"},
-    "dovetail.processing.prompts": {"chat_prompt": "copy: chat whole"},
+    "dovetail.processing.prompts": {"chat_prompt": "conversation whole"},
     "dovetail.processing.image_parts": {"expanded": "copy: expand"},
     "dovetail_server.reading.wire": {
         "BodyResult.of_requests": "copy: pack",
@@ -83,8 +84,10 @@ class Marks:
         os.write(self._file, json.dumps([stage, began, ended, cpu_s, faults]).encode() + b"\n")
 
 
-def _faults() -> int:
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+def _used(*, whole: bool) -> tuple[float, int]:
+    if whole:
+        return time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    return time.thread_time(), resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
 
 
 def _wait_for_device() -> None:
@@ -107,18 +110,20 @@ def marked(function: Callable[..., Any], stage: str, marks: Marks) -> Callable[.
 
         return waited
 
+    is_copy = stage.startswith("copy")
     waits = stage in ON_DEVICE and "DOVETAIL_STAGES_WAIT" in os.environ
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        faults, began, cpu = _faults(), time.monotonic(), time.thread_time()
+        (cpu_s, faults), began = _used(whole=is_copy), time.monotonic()
         try:
             found = function(*args, **kwargs)
             if waits:
                 _wait_for_device()
             return found
         finally:
-            marks.write(stage, began, time.monotonic(), time.thread_time() - cpu, _faults() - faults)
+            ended, (cpu_then_s, faults_then) = time.monotonic(), _used(whole=is_copy)
+            marks.write(stage, began, ended, cpu_then_s - cpu_s, faults_then - faults)
 
     return called
 
