@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from socket import socketpair
 
+import numpy as np
 import pytest
 import requests
+from PIL import Image
 from seeing_server import SeeingHarness, data_url, part, png, write_seeing_model
+from seeing_server import ask as images_asked
 
 from dovetail.base.forks import ForkServer
+from dovetail.messages import Submit
+from dovetail.messages.media import read_arrays
+from dovetail.sdk.pixels import MANY_THREADS
 from dovetail_server.reading.child import MAX_IMAGE_JOBS
 
 KEYS = ("first-key-of-a-user", "other-key-of-a-user")
@@ -80,6 +87,31 @@ def test_a_process_decodes_a_bounded_number_of_requests(server: SeeingHarness) -
     """What a crafted image may have done to it ends at some time, with it."""
     pids = [ask(server, KEYS[0], picture(at))[1] for at in range(MAX_IMAGE_JOBS + 2)]
     assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [MAX_IMAGE_JOBS, 2]
+
+
+def test_several_threads_make_what_one_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server with many cores has the same digest and arrays of an image as another."""
+    folder, found = write_seeing_model(tmp_path), []
+    noise = np.random.default_rng(3).integers(0, 256, (400, 500, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise).save(file, "PNG")
+    for number in ("1", str(MANY_THREADS)):
+        monkeypatch.setenv("RAYON_NUM_THREADS", number)
+        server = SeeingHarness(folder, context_len=4096)
+        try:
+
+            def watch(submit: Submit, server: SeeingHarness = server) -> list[int]:
+                [span] = submit.media
+                arrays = read_arrays(span.file, span.arrays)
+                found.append((span.digest, {name: array.tobytes() for name, array in arrays.items()}))
+                return server.tokenizer.encode("A cat", add_special_tokens=False)
+
+            server.engine.script = watch
+            assert images_asked(server, part(data_url(file.getvalue()))).status_code == 200
+        finally:
+            server.close()
+    assert found[0] == found[1]
+    assert len(found[0][1]["patches"]) > 10_000
 
 
 def test_so_many_processes_wait_for_owners_as_may_work() -> None:

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from PIL.Image import Image
 
-MAX_THREADS = 4
-"""Of one process: three channels, and what else is done with an image meanwhile."""
+MANY_THREADS = 4
+"""For three channels, and for what else is done with an image meanwhile. On fewer cores one thread does all: several
+take a tenth more processor time."""
 MIN_PIXELS = 1 << 17
 """Resizing so many takes a millisecond or two, and threads a tenth of that."""
 CHANNELS = 3

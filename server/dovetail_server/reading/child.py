@@ -33,7 +33,7 @@ from dovetail.grammar.compile.memory import (
     return_large_blocks,
 )
 from dovetail.processing.processor import Processor
-from dovetail.sdk.pixels import MAX_THREADS, THREADS
+from dovetail.sdk.pixels import MANY_THREADS, THREADS
 from dovetail.text.tokenizer.threads import set_threads
 from dovetail_server.apis.loaded import apis_of
 from dovetail_server.apis.parsing.serve import installed
@@ -140,8 +140,9 @@ class PreloadedState:
         num_threads = self._num_threads
         if self._media is not None:
             keep_blocks()  # before there is a job: of what an image takes, a third were page faults
-            THREADS.number = min(MAX_THREADS, num_threads)
-            num_threads += THREADS.number
+            if num_threads >= MANY_THREADS:
+                THREADS.number = MANY_THREADS
+                num_threads += MANY_THREADS
         addresses = address_space()
         set_threads(self._num_threads)
         if self._text.tokenizer.inline_chars:
