@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import re
 import subprocess
@@ -31,6 +32,7 @@ from dovetail_parsers import inkling, muse
 from dovetail_parsers.harmony import MARKS, MESSAGES, MESSAGES_AND_CALLS, HarmonyParser
 from dovetail_parsers.inkling import InklingParser, InklingTools
 from dovetail_parsers.muse import SPARK, MuseParser, MuseTools, SparkParser
+from dovetail_testing.operations import operations
 from dovetail_testing.parsers import BytesTokenizer, PlainTemplate
 from dovetail_testing.vocabularies import byte_fallback, byte_level
 
@@ -80,6 +82,7 @@ MARKED = [
     "why 🎉",
     "<",
     "◁",
+    *("`", '"', "```\n", "> ", "“", "”", ". ", "好", "    ", "<code>", "'s"),
 ]
 HEADED = [
     *("<|channel|>analysis<|message|>", "<|channel|>final<|message|>", "<|end|>", "<|start|>assistant", "<|channel|>"),
@@ -131,6 +134,12 @@ def gate_of(
     return make_gate(thinking, tokens_of(tokenizer), constrained=use.get("constrained", False))
 
 
+def followed(spec: FormatSpec) -> FormatSpec:
+    """Return a format as the server reads it where the engine follows thinking."""
+    marks = spec.reasoning
+    return spec if marks is None else replace(spec, reasoning=replace(marks, ends_quoted=True))
+
+
 @lru_cache
 def tokens_of(tokenizer: Tokenizer) -> list[bytes]:
     return [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
@@ -160,7 +169,7 @@ def test_gate_and_parser_agree_after_every_token(tokenizer: Tokenizer) -> None:
     for spec, tail, ids in cases(tokenizer, 1500, 5):
         if spec is SPECS["text markers"]:
             continue  # parsers hold text back that may become a marker: see test_masks
-        gate, parser = gate_of(spec, tokenizer, tail), make_parser(spec, tokenizer)
+        gate, parser = gate_of(spec, tokenizer, tail), make_parser(followed(spec), tokenizer)
         parser.prime(tail)
         if gate is None:
             continue
@@ -195,11 +204,12 @@ def test_gate_and_parser_agree_in_every_format(entry: EntryPoint) -> None:
     opened = marks.start + marks.after_start
     tails = ["<|a|>", f"<|a|>{opened}", f"<|a|>{opened}{marks.before_end}{marks.end}", f"<|a|>{marks.end}"]
     soup = [marks.start, marks.end, *others, "<tool_call>", "</tool_call>", "\n", " ", "why 🎉", "{}", "<"]
+    soup += ["`", '"', "> ", "``` ", "“", ". ", "。"]
     rng = random.Random(entry.name)
     for _ in range(200):
         tail = rng.choice(tails)
         ids = tokenizer.encode("".join(rng.choices(soup, k=rng.randrange(12))), add_special_tokens=False)
-        gate, parser = gate_of(spec, tokenizer, tail), make_parser(spec, tokenizer)
+        gate, parser = gate_of(spec, tokenizer, tail), make_parser(followed(spec), tokenizer)
         parser.prime(tail)
         for token_id in ids if gate is not None else ():
             assert gate is not None
@@ -216,8 +226,9 @@ def test_rollback_restores_what_was(tokenizer: Tokenizer) -> None:
     for spec, tail, ids in cases(tokenizer, 400, 9):
         if spec is SPECS["plain"]:
             continue
-        gate = gate_of(spec, tokenizer, tail, budget=rng.choice((None, 3)), constrained=rng.random() < 0.5)
-        if gate is None:
+        use: dict[str, Any] = {"budget": rng.choice((None, 3)), "constrained": rng.random() < 0.5}
+        gate, straight = (gate_of(spec, tokenizer, tail, **use) for _ in range(2))
+        if gate is None or straight is None:
             continue
         trail = [signs(gate)]
         for token_id in ids:
@@ -226,10 +237,43 @@ def test_rollback_restores_what_was(tokenizer: Tokenizer) -> None:
                 gate.rollback(1)
                 assert signs(gate) == trail[-1]
             gate.accept(token_id)
+            straight.accept(token_id)
             trail.append(signs(gate))
+            assert trail[-1] == signs(straight)
         back = rng.randrange(len(ids) + 1)
         gate.rollback(back)
         assert signs(gate) == trail[len(ids) - back]
+
+
+@pytest.mark.parametrize("opening", ["`", '"', "> ", "```\n", "\n    ", "<code>", "„"])
+def test_rollback_restores_what_quotes(opening: str, tokenizer: Tokenizer) -> None:
+    """A marker is named behind what is taken back, and opens thinking without it; and the other way round."""
+    think = tokenizer.added_tokens["<think>"]
+    said, quoted = (tokenizer.encode(text, add_special_tokens=False) for text in ("So.\n\n", opening))
+    gate = gate_of(FULL, tokenizer, "<|a|>")
+    assert gate is not None
+    for token_id in said:
+        gate.accept(token_id)
+    for _ in range(3):
+        for token_id in (*quoted, think):
+            gate.accept(token_id)
+        assert not gate.in_reasoning
+        gate.rollback(len(quoted) + 1)
+        gate.accept(think)
+        assert gate.in_reasoning
+        gate.rollback(1)
+
+
+def test_a_token_costs_the_same_in_a_long_answer(tokenizer: Tokenizer) -> None:
+    """The place is followed, not the text kept, nor a copy of it made; what is remembered is bounded."""
+    ids = tokenizer.encode('So `x` it "is".\n', add_special_tokens=False)
+    for constrained in (False, True):
+        gate = gate_of(FULL, tokenizer, "<|a|>", budget=5, constrained=constrained)
+        assert gate is not None
+        counts = [operations(lambda: [gate.accept(one) for _ in range(100) for one in ids]) for _ in range(4)]  # noqa: B023
+        assert max(counts[1:]) - min(counts[1:]) <= 20
+        assert counts[-1] < 100 * len(ids) * 200
+        assert len(pickle.dumps(gate._said)) < 2000
 
 
 def test_the_gate_forgets_what_is_far_back(tokenizer: Tokenizer) -> None:

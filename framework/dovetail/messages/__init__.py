@@ -97,7 +97,8 @@ class MarkedThinking(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_d
 
     `state` is that at the prompt's end, as in `contracts.output.State`; `tools` are tokens that begin a tool call;
     they end thinking if `ended_by_tools`, as `breaks` do, and `break_texts`, which are spelled in several tokens; with
-    `calls`, the grammar describes calls, too; `budget` is the most tokens of thinking, after which the end is forced.
+    `calls`, the grammar describes calls, too; `answers` are tokens that begin an answer, behind which no thinking
+    begins, where nothing stands before them; `budget` is the most tokens of thinking, after which the end is forced.
     Of `after`, what the template writes behind the end, the output parser drops what is written: it is no grammar's.
     """
 
@@ -107,6 +108,7 @@ class MarkedThinking(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_d
     after: str = ""
     tools: tuple[int, ...] = ()
     breaks: tuple[int, ...] = ()
+    answers: tuple[int, ...] = ()
     break_texts: tuple[str, ...] = ()
     ended_by_tools: bool = False
     calls: bool = False

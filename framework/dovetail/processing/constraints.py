@@ -80,6 +80,7 @@ def _between_markers(
     calls = () if spec.tools is None else (spec.tools.start, *spec.tools.also)
     breaks = markers.ended_by if spec.tools is None else ()
     breaks += (spec.answer.start, *spec.dropped) if spec.answer is not None and markers.ended_by_answer else ()
+    answers = () if spec.answer is None else (spec.answer.start,)
     texts = (*(calls if markers.ended_by_tools else ()), *breaks)
     return MarkedThinking(
         state=state.value,
@@ -88,6 +89,7 @@ def _between_markers(
         after=markers.after_end,
         tools=tuple(added[text] for text in calls if text in added),
         breaks=tuple(added[text] for text in breaks if text in added),
+        answers=tuple(added[text] for text in answers if text in added),
         break_texts=tuple(text for text in texts if text and text not in added),
         ended_by_tools=markers.ended_by_tools,
         calls=use.calls,

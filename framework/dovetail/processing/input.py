@@ -91,7 +91,8 @@ class PreparedRequest:
 
     def output(self, processor: Processor, *, track_offsets: bool = False) -> OutputStream:
         """Make what reads one choice's tokens."""
-        return OutputStream(processor.tokenizer, track_offsets=track_offsets, **self.stops, **self.reading)
+        given = {**self.stops, **self.reading, "engine_follows": self.constraints.thinking is not None}
+        return OutputStream(processor.tokenizer, track_offsets=track_offsets, **given)
 
 
 class Preparation:

@@ -171,7 +171,9 @@ class IncrementalParser(ABC):
         """Take a token that is a marker, or part of one or of a character, or may be."""
         view = self._views[self._phase]
         role = view.ids.get(token_id)
-        if role is not None and self._take_token(role, token_id, decoder):
+        if role is not None and self._take_token(token_id, decoder):
+            if self._unread:
+                self._push("")
             return
         piece = decoder.push(token_id)
         self.num_chars += len(piece)
@@ -230,12 +232,13 @@ class IncrementalParser(ABC):
             self._release()
             self._views = self._layout.by_ids if views is self._layout.by_ids else self._layout.by_text
 
-    def _take_token(self, role: enum.Enum, token_id: int, decoder: Detokenizer) -> bool:
+    def _take_token(self, token_id: int, decoder: Detokenizer) -> bool:
         """Take a marker token. False: it is literal here."""
         if rest := decoder.flush():
             self._push(rest)
         self._release()
-        return self._take(role, self._layout.marker_text[token_id])
+        role = self._views[self._phase].ids.get(token_id)
+        return role is not None and self._take(role, self._layout.marker_text[token_id])
 
     def _push(self, text: str) -> None:
         """Take text; find the markers in it that are matched in the text."""
@@ -263,7 +266,7 @@ class IncrementalParser(ABC):
                 state = length = 0
             else:
                 end, state, length = view.matcher.scan(buffer, scanned, state)
-                cut = end - (length or view.matcher.held(state))
+                cut = end - (length or (state and view.matcher.held(state)))
             self._give(buffer[begin:cut], base + cut + (view.matcher is None))
             if not self._unread:
                 if not length:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 from dovetail.contracts.output import (
@@ -35,12 +35,36 @@ from dovetail.sdk.formats.aside import Aside
 from dovetail.sdk.formats.detokenizer import TokenTables
 from dovetail.sdk.formats.layout import ReplyPhase, Role, compile_layout
 from dovetail.sdk.formats.machine import IncrementalParser, new_call_id
-from dovetail.sdk.formats.place import SIGNS, Place
+from dovetail.sdk.formats.place import SIGNS, STOPS, Place, ends_sentence
 from dovetail.sdk.formats.plain import Plain
 from dovetail.sdk.formats.reply import Folded, ToolCall, fold
 from dovetail.sdk.formats.sections import CALLING, SectionParser
 
 __all__ = ["Folded", "FormatParser", "ToolCall", "fold", "make_parser", "new_call_id", "parse_full"]
+
+ENDING = frozenset([Role.END, Role.ANSWER_START, Role.ANSWER_END, Role.DROPPED])
+"""Roles of markers that end thinking."""
+
+
+@dataclass(slots=True)
+class QuotedEnd:
+    """A marker that ends thinking unless the thinking only quotes it, which what follows says.
+
+    Attributes:
+        role: Of the marker.
+        marker: Its text.
+        closings: What closes what quotes it, one or the other.
+        num_tokens: Tokens of the marker.
+        num_thought: Tokens of thinking before it.
+        text: What follows, as far as it may be one of `closings`.
+    """
+
+    role: enum.Enum
+    marker: str
+    closings: Sequence[str]
+    num_tokens: int
+    num_thought: int
+    text: str = ""
 
 
 class FormatParser(SectionParser):
@@ -76,14 +100,20 @@ class FormatParser(SectionParser):
         self._spec = spec
         self._markers = spec.reasoning or Markers("", "")
         self._held_in = "" if keep_markers else self._newlines_in_thinking()
-        self._answers = self._answered = False
+        self._answers = False
         self._trailing = (spec.tools.before_start if spec.tools else "") or (
             spec.answer.before_end if spec.answer else ""
         )
         self._skip = self._markers.after_start if self._phase is ReplyPhase.IN else ""
         self._begun = self._unclosed = False
         self._aside: Aside | None = None
-        self._is_placed = spec.tools is not None or bool(self._markers.ended_by)
+        self._names_calls = spec.tools is not None or bool(self._markers.ended_by)
+
+    _ends_sentence = False
+    """Of an answer in which thinking may begin."""
+    _named: int | None = None
+    """In which code or quotation thinking names the start marker."""
+    _quoted_end: QuotedEnd | None = None
 
     @property
     def pending_content(self) -> str:
@@ -98,10 +128,14 @@ class FormatParser(SectionParser):
             self._phase, self._skip = ReplyPhase.OPEN, ""
         self._lead = self._new_lead()
         self._prime(prompt_tail)
-        self._tail, self._lead, self.place = "", self._new_lead(), Place()
+        self._tail, self._lead, self.place, self._named = "", self._new_lead(), Place(), None
         return State(self._phase.value)
 
     def _finish(self, *, cut: bool) -> None:
+        if self._quoted_end is not None:
+            self._end_quoted(self._quoted_end)
+            self._push("")
+            self._release()
         while self._phase is ReplyPhase.TOOL:
             self._close_section("".join(self._closer[:1]), cut=cut and not self._closer, is_last=True)
             if self._unread:
@@ -134,15 +168,24 @@ class FormatParser(SectionParser):
             return self._passing_table(holds)
         if self._lead is not None or self._tail or (self._phase is ReplyPhase.IN and not self._begun):
             return None
-        if self._aside is not None or not (self.place.is_settled or not self._is_placed):
+        is_open = self._phase is ReplyPhase.OPEN
+        if self._phase is ReplyPhase.OUT and not self._names_calls:
+            return self._passing_table(self._trailing)
+        if self._aside is not None or self._quoted_end is not None or not self.place.is_settled:
+            return None
+        if is_open and self._ends_sentence:
             return None
         held = self._held_in if self._phase is ReplyPhase.IN else self._trailing
-        return self._passing_table(held + SIGNS if self._is_placed else held)
+        return self._passing_table(held + SIGNS + (STOPS if is_open else ""))
 
     # What markers do.
 
     def _take(self, role: enum.Enum, marker: str) -> bool:
         """Act on a marker. False: it is literal text here."""
+        if self._quoted_end is not None:
+            self._end_quoted(self._quoted_end)
+            self._unread += marker
+            return True
         if self._phase is ReplyPhase.CLOSED or (self._phase is ReplyPhase.ASIDE and role is not Role.END):
             self._end_aside(None)
             if self._unread:
@@ -153,6 +196,8 @@ class FormatParser(SectionParser):
                 return False
             if self._phase is ReplyPhase.IN:
                 return self._begin_aside(marker)
+        if self._phase is ReplyPhase.IN and role in ENDING and (quoted := self._quotes_end(role, marker)) is not None:
+            return quoted
         if role is Role.START:
             return self._take_start(marker)
         if role is Role.END:
@@ -189,6 +234,38 @@ class FormatParser(SectionParser):
             self._open_section("", in_doubt=self._tools is not None and marker in self._tools.also)
             self._sink(marker)
         return True
+
+    def _quotes_end(self, role: enum.Enum, marker: str) -> bool | None:
+        """Whether what follows says what an end is that thinking quotes (False: it is text); None: thinking ends."""
+        if self._priming or self._markers.ends_quoted or (passage := self.place.quoted_in) is None:
+            return None
+        if passage == self._named:
+            return False
+        if not self.place.closings:
+            return None
+        self._end_run()
+        num_tokens = len(self._starts)
+        if self._views is self._by_ids:
+            num_tokens += marker in self._layout.marker_text.values()
+        self._quoted_end = QuotedEnd(role, marker, self.place.closings, num_tokens, self.reasoning_tokens)
+        return True
+
+    def _sink_quoted(self, text: str, end: QuotedEnd) -> None:
+        """Take what stands behind an end that is quoted: it is text if what quotes it is closed at once."""
+        end.text += text
+        if any(end.text.startswith(closing) for closing in end.closings):
+            self._quoted_end = None
+            self.reasoning_tokens += end.num_tokens
+            self._sink(end.marker + end.text)
+        elif not any(closing.startswith(end.text) for closing in end.closings):
+            self._end_quoted(end)
+
+    def _end_quoted(self, end: QuotedEnd) -> None:
+        """Thinking ended there, and what came since is read as the answer."""
+        self._quoted_end, self.place = None, Place()
+        self.reasoning_tokens = end.num_thought
+        self._take(end.role, end.marker)
+        self._unread = end.text
 
     def _begin_aside(self, marker: str) -> bool:
         """Hold what looks like a call within thinking."""
@@ -250,21 +327,26 @@ class FormatParser(SectionParser):
 
     def _take_start(self, marker: str) -> bool:
         if self._phase is ReplyPhase.IN and self._begun:
+            self._named = self.place.quoted_in
             return False
         if self._phase is ReplyPhase.OPEN:
+            if not (self._lead is not None or self._priming or self.place.may_think(self._ends_sentence)):
+                if self.place.is_quoted:
+                    self.place.hold_call()
+                return False
             self._text(ContentDelta, self._tail)
             self._trim("".join(self._lead or ()))
         self._trim(marker)
         self._phase, self._skip, self._begun = ReplyPhase.IN, self._markers.after_start, False
         self._tail, self._lead = "", None
-        self.place = Place()
+        self.place, self._named = Place(), None
         return True
 
     def _take_end(self, marker: str) -> bool:
         if self._phase is ReplyPhase.ASIDE and self._aside is not None:
             self._phase, self._aside.end = ReplyPhase.CLOSED, marker
             return True
-        if self._phase is ReplyPhase.OPEN and (self._lead is None or self._answered) and not self._priming:
+        if self._phase is ReplyPhase.OPEN and self._lead is None and not self._priming:
             return False
         if self._phase is ReplyPhase.OUT and not self._unclosed:
             return False
@@ -286,7 +368,8 @@ class FormatParser(SectionParser):
         if role is Role.ANSWER_END and not self._answers:
             return False
         self._answers = role is Role.ANSWER_START
-        self._answered = not self._priming
+        if not self._priming:
+            self._phase = ReplyPhase.OUT
         self._skip = self._answer.after_start if self._answers else self._answer.after_end
         self._tail, self._lead = "", self._new_lead()
         self.place = Place()
@@ -329,10 +412,11 @@ class FormatParser(SectionParser):
                 self._feed_body(text)
         elif self._aside is not None:
             self._sink_aside(text, self._aside)
+        elif self._quoted_end is not None:
+            self._sink_quoted(text, self._quoted_end)
         elif self._phase is ReplyPhase.IN:
             self._begun = True
-            if self._is_placed:
-                self.place.feed(text)
+            self.place.feed(text)
             self._text(ReasoningDelta, self._hold_tail(text, self._held_in))
         else:
             self._sink_content(text)
@@ -347,7 +431,10 @@ class FormatParser(SectionParser):
         return text[length:]
 
     def _sink_content(self, text: str) -> None:
-        if self._is_placed:
+        if self._phase is ReplyPhase.OPEN:
+            self._ends_sentence = ends_sentence(text, self._ends_sentence)
+            self.place.feed(text)
+        elif self._names_calls:
             self.place.feed(text)
         if self._lead is not None:
             self._lead.append(text)

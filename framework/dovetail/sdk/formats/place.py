@@ -12,6 +12,7 @@ end of a line, hold all up to what closes them, or an empty line. All work is li
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 _CLOSING = {
     '"': '"', "'": "'", "“": "”", "”": "”", "‘": "’", "«": "»", "»": "«»", "‹": "›", "›": "‹›", "„": "“”\"", "‚": "‘’'",
@@ -23,6 +24,10 @@ _APOSTROPHES = ("'", "’")
 _STRAIGHT, _BEFORE_QUOTED = ('"', "″", "＂"), (*"([{<=:",)
 """Marks that open and close; what one that closes does not stand behind, nor behind a blank."""
 _STOPS = tuple(".!?…")
+STOPS = ".!?…。！？"
+"""What ends a sentence, behind which thinking may begin in a line."""
+_BEHIND_STOP = " \t\r\n\"'”’»)*_"
+"""What may stand behind that."""
 _SENTENCE = re.compile(r"[.!?…]\s")
 _MARKS = "".join(sorted(set("".join((*_CLOSING, *_CLOSING.values())))))
 SIGNS = f"\n`~<\\{_MARKS}"
@@ -83,8 +88,8 @@ class Place:
         "_attribute", "_behind", "_closes", "_element", "_fence", "_has_text", "_holds_call", "_in_quote", "_inert",
         "_is_blank", "_is_code", "_is_doubled", "_is_fresh", "_is_info", "_is_kept", "_is_prime", "_lead", "_left",
         "_left_raw",
-        "_mark_begins", "_may_indent", "_opens", "_quote", "_raw", "_raw_end", "_run", "_span", "_tag", "_tag_begins",
-        "last",
+        "_mark_begins", "_may_indent", "_opens", "_passage", "_quote", "_raw", "_raw_end", "_run", "_span", "_tag",
+        "_tag_begins", "last",
     )  # fmt: skip
 
     def __init__(self, *, behind_call: bool = False) -> None:
@@ -117,6 +122,7 @@ class Place:
         """Whether an indented line is code: it begins the text, or follows an empty line, or a line of such code."""
         self._holds_call = False
         """Whether the code or quotation that is open within the line holds the tag of a call."""
+        self._passage = 0
         self._quote = self._left = self._left_raw = ""
         """What closes the quotation, and the text that is printed as it stands, that an earlier line opened."""
         self._new_line()
@@ -124,9 +130,12 @@ class Place:
     def _new_line(self) -> None:
         self._is_blank = True
         """Whether the line holds only blanks and marks of quotes and lists so far, which are `_lead`."""
-        self._lead = ""
-        self._is_code = False
-        """Whether the line's text is indented code."""
+        self._lead = self._attribute = self._behind = self._opens = ""
+        """Besides: what closes an attribute's value, or another quotation, that is open within the quotation; the
+        beginning of what stands behind the mark that opened a quotation; the fence that this line opens unless
+        backticks follow."""
+        self._is_code = self._closes = False
+        """Whether the line's text is indented code; whether this line closes the fence unless text follows."""
         if not self._holds_call:
             self._span = 0
             """Backticks of the code that is open in this line."""
@@ -134,16 +143,8 @@ class Place:
                 self._left = self._quote
             self._quote = ""
             """What closes the quotation that is open in this line."""
-        self._attribute = ""
-        """What closes an attribute's value, or another quotation, that is open within the quotation."""
-        self._behind = ""
-        """The beginning of what stands behind the mark that opened a quotation."""
         self._tag: str | None = None
         """What stands from `<` or a backslash on, as long as it may begin or end code."""
-        self._opens = ""
-        """The fence that this line opens unless backticks follow."""
-        self._closes = False
-        """Whether this line closes the fence unless text follows."""
 
     @property
     def is_settled(self) -> bool:
@@ -173,8 +174,42 @@ class Place:
         is_within = self._span or self._opens or quote or self._element or self._raw or self._opens_here
         return bool(is_code or is_within or in_fence or is_quote)
 
+    @property
+    def closings(self) -> Sequence[str]:
+        """What closes, one or the other, the code or quotation in which the text ends within a line."""
+        if self._span or self._opens[:1] == "`":
+            return ("`" * (self._span or len(self._opens)),)
+        if self._element:
+            return (f"</{self._element}",)
+        return (self._raw,) if self._raw else self._quote
+
+    @property
+    def quoted_in(self) -> int | None:
+        """The number of the code or quotation in which the text ends, within the line or over lines; None: in none."""
+        return self._passage if self.is_quoted else None
+
+    def may_think(self, ends_sentence: bool) -> bool:
+        """Whether thinking may begin here, outside of code and quotations: with a line, or behind a sentence or word.
+
+        Words that are written without blanks between them, as in Chinese, are none: there a tag is named like that.
+        """
+        if self.is_quoted:
+            return False
+        is_behind = ends_sentence or (self.last[-1:].isalnum() and self.last[-1] < "\u0590")
+        return self.begins_line or (is_behind and not self._is_blank)
+
+    def __copy__(self) -> Place:
+        """Return another, in half of the time of a copy by `pickle`'s protocol."""
+        other = Place.__new__(Place)
+        for name in Place.__slots__:
+            setattr(other, name, getattr(self, name))
+        return other
+
     def hold_call(self) -> None:
-        """The tag of a call follows, which only is named: what it stands in ends where that is closed."""
+        """The tag of a call, or of thinking, follows, which only is named: what it stands in ends where that is closed.
+
+        Call it where the text ends in code or a quotation.
+        """
         if self._opens_here:
             self._quote = _CLOSING.get(self.last, "")
         self._holds_call = bool(self._span or self._quote)
@@ -254,6 +289,7 @@ class Place:
         self._has_text = True
         if self._in_quote and self._ends_quote:
             self._fence, self._in_quote = "", False
+            self._passage += 1
         if self._may_indent:
             self._is_code = not self._fence and self._is_deep
 
@@ -261,7 +297,7 @@ class Place:
         self._end_run()
         if self._is_blank and self._lead.strip():
             self._begin_text()
-        is_empty = self._is_blank
+        is_empty, fence = self._is_blank, self._fence
         if self._is_info and self._span >= 3:
             self._opens = "`" * self._span
         if self._closes or self._opens or (is_empty and self._in_quote):
@@ -273,6 +309,8 @@ class Place:
             self._holds_call = False
         if self._element and not (self._is_kept and (self._element in _BLOCKS or not is_empty)):
             self._element = ""
+        if not ((fence and self._fence) or self._element):
+            self._passage += 1
         self._new_line()
 
     @property
@@ -336,6 +374,7 @@ class Place:
                 self._attribute = mark
             else:
                 self._quote, self._is_doubled, self._inert = "", mark == self.last, ""
+                self._passage += not self._fence
         elif self._quote:
             return
         elif self._is_doubled and mark == self.last and mark in "\"'":
@@ -398,3 +437,10 @@ class Place:
                 self._span, self._opens = len(self._opens), ""
             self._is_info = not self._span
             self._span = 0 if self._span == len(run) else self._span or len(run)
+            self._passage += not self._span
+
+
+def ends_sentence(text: str, before: bool) -> bool:
+    """Whether a text ends with a sentence, marks and blanks behind it aside; `before`: what it goes on from did."""
+    said = text.rstrip(_BEHIND_STOP)
+    return said[-1] in STOPS if said else before

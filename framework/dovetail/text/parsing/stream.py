@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Any, Literal
@@ -88,6 +88,7 @@ class OutputStream:
         separate_reasoning: bool = True,
         stream_reasoning: bool = True,
         track_offsets: bool = False,
+        engine_follows: bool = False,
     ) -> None:
         """Prepare. With neither parser the output is plain text, all content.
 
@@ -107,11 +108,14 @@ class OutputStream:
             separate_reasoning: False puts reasoning into the content as the model wrote it, markers included.
             stream_reasoning: False gives reasoning out in one event, when thinking ends.
             track_offsets: Fill `text_offsets`.
+            engine_follows: The engine follows thinking, too, and takes every end for one: see `Markers.ends_quoted`.
         """
         spec = FormatSpec()
         if reasoning is not None:
             request = ParserRequest(template_kwargs=template_kwargs or {})
             spec = reasoning.spec(tokenizer, template or NoTemplate(), request)
+            if engine_follows and spec.reasoning is not None:
+                spec = replace(spec, reasoning=replace(spec.reasoning, ends_quoted=True))
         if tools is not None:
             spec = tools.extend(spec, tool_schemas)
         shown = spec.reasoning if spec.reasoning is not None and spec.reasoning.shown else None

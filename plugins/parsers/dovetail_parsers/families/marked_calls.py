@@ -165,7 +165,7 @@ class MarkedCalls(ToolBody):
         found, (read, state) = self._marks[self._at], self._read_on
         end, state, length = found.scan(text, pos + read, state)
         self._read_on = (0, 0)
-        cut = end - (length or found.held(state))
+        cut = end - (length or (state and found.held(state)))
         if cut > pos + 1 and (self._call is None or self._is_held):
             cut_short = self._breaks_behind(text, pos, cut)
             if cut_short < cut:
