@@ -2,6 +2,7 @@
 
     python tests/benchmarks/phantoms.py                     # 5,000 replies
     python tests/benchmarks/phantoms.py --replies 20000 --seed 2
+    python tests/benchmarks/phantoms.py thinking            # replies that talk about the markers of thinking
 
 Each reply is read with tools and without, as text and as tokens, whole and in pieces. It must hold no call, lose no
 character but a marker's own newlines, and keep thinking and answer apart. Exit code 1 if one does not.
@@ -226,15 +227,122 @@ def phantoms(num_replies: int, seed: int) -> Iterator[tuple[str, str]]:
                     yield name, f"CUT {about}"
 
 
+class Thinker:
+    """Writes replies that name the markers of thinking, or do not, and says what is thinking in them."""
+
+    def __init__(self, rng: random.Random, start: str, end: str) -> None:
+        self.rng, self.start, self.end = rng, start, end
+
+    def quoted(self, text: str) -> str:
+        """Return a text in code or in quotation marks, within a line."""
+        return self.rng.choice(["`{}`", "`{}`", '"{}"', "“{}”", "'{}'", "``{}``", *FOREIGN]).format(text)
+
+    def block(self, text: str) -> str:
+        """Return a text as code in lines of its own."""
+        fence = self.rng.choice(["```", "~~~", "````"])
+        lead, opening, closing = self.rng.choice(
+            [
+                ("", f"{fence}xml", fence),
+                ("", fence, fence),
+                ("> ", "> So:", ">"),
+                ("    ", "", ""),
+                ("", "<pre>", "</pre>"),
+            ]
+        )
+        return "\n".join(("For example:\n", opening, *(lead + line for line in text.split("\n")), closing))
+
+    def paragraph(self) -> str:
+        """Return a paragraph of an answer."""
+        rng, start, end = self.rng, self.start, self.end
+        whole = f"{start}{rng.choice(['', 'hm', chr(10) + 'hm' + chr(10)])}{end}{rng.choice(['', 'so'])}"
+        if "\n" in start:
+            start = start.rstrip()  # it would end its line, and what quotes it
+        one, two = self.quoted(start), self.quoted(end)
+        return rng.choice(
+            [
+                *PROSE,
+                f"Thoughts stand between {one} and {two}.",
+                f"- {one}: opens\n- {two}: closes",
+                f"| {one} | {two} |",
+                f"It is {self.quoted(whole.replace(chr(10), ' '))} then.",
+                f"Maybe {self.start.rstrip()} fits, and {end} closes.",
+                f"Use ({start}) or ({end}), never {start}.",
+                self.block(whole),
+                'He said "yes, and',
+                "A 5\" screen, it's `code and",
+            ]
+        )
+
+    def thought(self) -> str:
+        """Return a paragraph of thinking."""
+        rng, start, end = self.rng, self.start.rstrip(), self.end
+        one, two = self.quoted(start), self.quoted(end)
+        fence = rng.choice(["```", "~~~"])
+        return rng.choice(
+            [
+                *PROSE,
+                f"I put it between {one} and {two} then.",
+                f"The tag {two} ends it.",
+                f"- {one}: opens\n- {two}: closes",
+                f"{fence}xml\n{self.start}\nhm\n{end}\nso\n{fence}",
+                f"It is {self.quoted(f'{start}hm{end}' if start == self.start else end)} then.",
+                f"Maybe {start} fits.",
+                'He said "yes, and',
+                "A 5\" screen, it's `code and",
+                "> a quote",
+            ]
+        )
+
+    def several(self, write: Any) -> str:
+        """Return some paragraphs."""
+        return "\n\n".join(write() for _ in range(self.rng.randrange(1, 4)))
+
+    def reply(self, after_start: str, before_end: str, after_end: str) -> tuple[str, bool, str | None, str | None]:
+        """Return a reply, whether its prompt ends within thinking, and what is thinking and answer in it."""
+        answer, thought = self.several(self.paragraph), self.several(self.thought)
+        closed = before_end + self.end + after_end
+        kind = self.rng.random()
+        if kind < 0.35:
+            return answer, False, None, answer
+        if kind < 0.6:
+            return f"{self.start}{after_start}{thought}{closed}{answer}", False, thought, answer
+        if kind < 0.8:
+            return f"{thought}{closed}{answer}", True, thought, answer
+        before = f"{answer}\n\n"
+        return f"{before}{self.start}{after_start}{thought}{closed}So.", False, thought, f"{before}So."
+
+
+def spills(num_replies: int, seed: int) -> Iterator[tuple[str, str]]:
+    """Yield the format and what is wrong, for each reply whose thinking is read wrongly."""
+    rng = random.Random(seed)
+    tables = [vocabularies()[number] for number in (0, 3)]
+    thinkers = {entry.name: entry.load() for entry in entry_points(group="dovetail.reasoning_parsers.v1")}
+    for number in range(num_replies):
+        name = [*TABLE.TAGS][number % len(TABLE.TAGS)]
+        start, end, *newlines, _ = TABLE.TAGS[name]
+        spec = thinkers[name]().spec(tables[0], NoTemplate(), ParserRequest())
+        text, begun, thought, answer = Thinker(rng, start, end).reply(*newlines)
+        tail = f"<a>{start}{newlines[0]}" if begun else "<a>"
+        used = rng.choice(tables) if rng.random() < 0.5 else None
+        whole: Any = text if used is None else used.encode(text, add_special_tokens=False)
+        reply = parsed(spec, used, tail, [whole], "stop")
+        about = f"{name}, {used and tables.index(used)}, {tail!r}, {text!r}: {reply}"
+        if ((reply.reasoning or "").strip(), reply.content) != ((thought or "").strip(), answer):
+            yield name, f"SPILL {about}"
+        if any(parsed(spec, used, tail, cut(whole, rng), "stop") != reply for _ in range(2)):
+            yield name, f"CUT {about}"
+
+
 def main() -> int:
     """Run."""
     arguments = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    arguments.add_argument("what", nargs="?", choices=["calls", "thinking"], default="calls")
     arguments.add_argument("--replies", type=int, default=5_000)
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--show", type=int, default=20)
     args = arguments.parse_args()
     counts: dict[str, int] = {}
-    for name, line in phantoms(args.replies, args.seed):
+    for name, line in (spills if args.what == "thinking" else phantoms)(args.replies, args.seed):
         kind = f"{line.split()[0]} {name}"
         counts[kind] = counts.get(kind, 0) + 1
         if counts[kind] <= 1 and len(counts) <= args.show:

@@ -213,3 +213,36 @@ def test_a_marker_that_is_named_counts_as_thinking(tokenizer: Tokenizer) -> None
             reply, count = read(spec, tokenizer, "<a>", chunks)
             thought = tokenizer.encode(reply.reasoning or "", add_special_tokens=False)
             assert count == len(thought), (text, others)
+
+
+MESSAGES = {
+    "gpt-oss": ("<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>analysis<|message|>", "<|end|>"),
+    "inkling": ("<|message_model|>", "<|content_text|>", "<|content_thinking|>", "<|end_message|>"),
+    "muse": ("<|start|>assistant", " to=user<|message|>", " to=self<|message|>", "<|eom|>"),
+    "hyperclova": ("<|im_start|>assistant", "\n", "/think\n", "<|im_end|>\n"),
+}
+"""By reasoning parser of messages: what begins one, the headers of an answer and of thinking, what ends one."""
+
+
+@pytest.mark.parametrize("name", sorted(MESSAGES))
+@pytest.mark.parametrize("quote", ["`{}`", '"{}"', "“{}”", "```\n{}hm\n```\n", "> {}", "<code>{}</code>"])
+def test_an_answer_quotes_what_begins_a_message(name: str, quote: str) -> None:
+    """As text, where markers are no tokens; a message that is meant begins behind it."""
+    begin, answer, thinking, end = MESSAGES[name]
+    spec = spec_of(name)
+    for marker in (begin + thinking, begin) if name == "hyperclova" else (thinking, begin + thinking, begin):
+        said = "So:\n" + quote.format(marker) + " it is.\n"
+        for reply in (answer + said, f"{answer}{said}{end}{begin}{thinking}hm{end}{begin}{answer}so"):
+            read_as = [read(spec, None, begin, chunks)[0] for chunks in ([reply], [*reply])]
+            assert read_as[0] == read_as[1]
+            thought, rest = ("hm", "so") if reply.endswith("so") else (None, "")
+            assert (read_as[0].reasoning, read_as[0].content) == (thought, said + rest)
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "inkling", "muse"])
+def test_a_token_that_begins_a_message_does_so_anywhere(name: str, tokenizer: Tokenizer) -> None:
+    """No text is encoded as such a token."""
+    begin, answer, thinking, _ = MESSAGES[name]
+    ids = tokenizer.encode(f"{answer}So `{begin}{thinking}hm", add_special_tokens=False)
+    reply, _ = read(spec_of(name), tokenizer, begin, [ids])
+    assert reply.reasoning == "hm"

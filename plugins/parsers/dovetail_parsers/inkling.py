@@ -86,7 +86,8 @@ class InklingParser(MessagesParser):
         return not name.strip() or (bool(start) and self._is_cut and _NAME.fullmatch(name) is not None)
 
     def _take(self, role: enum.Enum, marker: str) -> bool:
-        if role is Mark.BODY and self._phase is not ReplyPhase.OPEN and not self._is_value(role):
+        is_inside = self._phase is not ReplyPhase.OPEN and not (self._is_value(role) or self._is_named(role))
+        if role is Mark.BODY and is_inside:
             self._sink_closer()
             self._end_message("")
         return super()._take(role, marker)

@@ -156,7 +156,8 @@ class MuseParser(MessagesParser):
     def _take(self, role: enum.Enum, marker: str) -> bool:
         """Act on a marker; a recipient in front of `<|message|>` is a header, with what came before it or without."""
         tail, self._tail = self._tail, ""
-        if role is Mark.BODY and _RECIPIENT.fullmatch(tail) and not self._is_value(role):
+        is_text = self._is_value(role) or self._is_named(role)
+        if role is Mark.BODY and _RECIPIENT.fullmatch(tail) and not is_text:
             self._end_message("")
             self._add(tail)
         elif tail:

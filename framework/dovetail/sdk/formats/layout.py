@@ -2,10 +2,11 @@
 
 ```
 phase   marker        leads to
-OPEN    start         IN
+OPEN    start         IN    (behind text, where it is not only named; else literal)
         end           OUT   (only before any text; else literal)
+        answer start  OUT
         tool start    TOOL
-IN      end           OUT
+IN      end           OUT   (where it is not only named; else literal)
         start         IN    (repeated before any text: swallowed; else literal)
         tool start    ASIDE (where the format says so; else literal)
         answer start  OUT   (where the format says so; else literal)

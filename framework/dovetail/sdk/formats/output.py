@@ -9,7 +9,8 @@ and markers, which `machine.py` describes, and
 
 A marker inside a value is structural only where nothing but the next section, or the end of the output, follows it:
 `{"city": "the tag </tool_call> ends a call"}` is one value, whether the marker is a token or spelled. A marker that a
-model only names, in code, in quotation marks, or in thinking that goes on, is text: see `place.py` and `aside.py`.
+model only names, in code, in quotation marks, or in thinking that goes on, is text: see `place.py` and `aside.py`. An
+end of thinking that is quoted is one unless what quotes it is closed at once, or quotes the start marker, too.
 
 Nothing is lost: every character goes to exactly one sink, or belongs to a marker and its newlines. Whitespace alone
 before thinking, or before, between or after tool calls, is no content. All work is linear in the output.
@@ -42,6 +43,7 @@ from dovetail.sdk.formats.sections import CALLING, SectionParser
 
 __all__ = ["Folded", "FormatParser", "ToolCall", "fold", "make_parser", "new_call_id", "parse_full"]
 
+_OPEN_SIGNS = SIGNS + "".join(sorted(STOPS))
 ENDING = frozenset([Role.END, Role.ANSWER_START, Role.ANSWER_END, Role.DROPPED])
 """Roles of markers that end thinking."""
 
@@ -176,7 +178,7 @@ class FormatParser(SectionParser):
         if is_open and self._ends_sentence:
             return None
         held = self._held_in if self._phase is ReplyPhase.IN else self._trailing
-        return self._passing_table(held + SIGNS + (STOPS if is_open else ""))
+        return self._passing_table(held + (_OPEN_SIGNS if is_open else SIGNS))
 
     # What markers do.
 
@@ -432,7 +434,8 @@ class FormatParser(SectionParser):
 
     def _sink_content(self, text: str) -> None:
         if self._phase is ReplyPhase.OPEN:
-            self._ends_sentence = ends_sentence(text, self._ends_sentence)
+            if self._ends_sentence or not STOPS.isdisjoint(text):
+                self._ends_sentence = ends_sentence(text, self._ends_sentence)
             self.place.feed(text)
         elif self._names_calls:
             self.place.feed(text)

@@ -24,7 +24,7 @@ _APOSTROPHES = ("'", "’")
 _STRAIGHT, _BEFORE_QUOTED = ('"', "″", "＂"), (*"([{<=:",)
 """Marks that open and close; what one that closes does not stand behind, nor behind a blank."""
 _STOPS = tuple(".!?…")
-STOPS = ".!?…。！？"
+STOPS = frozenset(".!?…。！？")
 """What ends a sentence, behind which thinking may begin in a line."""
 _BEHIND_STOP = " \t\r\n\"'”’»)*_"
 """What may stand behind that."""
@@ -177,11 +177,10 @@ class Place:
     @property
     def closings(self) -> Sequence[str]:
         """What closes, one or the other, the code or quotation in which the text ends within a line."""
-        if self._span or self._opens[:1] == "`":
-            return ("`" * (self._span or len(self._opens)),)
-        if self._element:
-            return (f"</{self._element}",)
-        return (self._raw,) if self._raw else self._quote
+        run = "`" * (self._span or (self._opens[:1] == "`" and len(self._opens)))
+        element = self._element and f"</{self._element}"
+        beside = "`" if self.last[-1:] == "`" else _CLOSING.get(self.last, "")
+        return [text for text in (run, element, self._raw, *self._quote, *beside) if text]
 
     @property
     def quoted_in(self) -> int | None:
