@@ -86,8 +86,7 @@ class InklingParser(MessagesParser):
         return not name.strip() or (bool(start) and self._is_cut and _NAME.fullmatch(name) is not None)
 
     def _take(self, role: enum.Enum, marker: str) -> bool:
-        is_inside = self._phase is not ReplyPhase.OPEN and not (self._is_value(role) or self._is_named(role))
-        if role is Mark.BODY and is_inside:
+        if role is Mark.BODY and self._phase is not ReplyPhase.OPEN and not self._is_value(role):
             self._sink_closer()
             self._end_message("")
         return super()._take(role, marker)

@@ -75,8 +75,7 @@ class MessagesParser(IncrementalParser):
         marks: The format's markers, and what each is for.
         inner: Markers inside calls, which give their text.
         holds: Characters whose tokens are looked at more closely.
-        is_spelled: Markers are plain text in any vocabulary. Within code and quotations of an answer they are text, as
-            is what begins a message in other formats where it is no token.
+        is_spelled: Markers are plain text, which an answer may quote: within code and quotations they are text.
     """
 
     marks: ClassVar[Mapping[str, Mark]]
@@ -163,14 +162,14 @@ class MessagesParser(IncrementalParser):
             self._end_header()
 
     def _find_passing(self) -> Plain | None:
-        if self._phase is ReplyPhase.OPEN or self._closer or (self._is_followed and not self.place.is_settled):
+        if self._phase is ReplyPhase.OPEN or self._closer or (self.is_spelled and not self.place.is_settled):
             return None
-        return self._passing_table(self.holds + SIGNS if self._is_followed else self.holds)
+        return self._passing_table(self.holds + SIGNS if self.is_spelled else self.holds)
 
     def _take(self, role: enum.Enum, marker: str) -> bool:
         """Act on a marker. False: it is literal text here."""
         if self._phase is not ReplyPhase.OPEN:
-            if self._is_named(role):
+            if self.is_spelled and self._phase is ReplyPhase.OUT and self.place.is_quoted:
                 if role is Mark.START:
                     self.place.hold_call()
                 return False
@@ -198,16 +197,6 @@ class MessagesParser(IncrementalParser):
                 self._give_up("")
         return True
 
-    @property
-    def _is_followed(self) -> bool:
-        """Whether markers are text that an answer may quote, rather than tokens."""
-        return self.is_spelled or self._views is not self._by_ids or not self.marker_ids
-
-    def _is_named(self, role: enum.Enum) -> bool:
-        """Whether a marker is only named in an answer: what begins a message or a header, in code or quoted."""
-        may_be = self._phase is ReplyPhase.OUT and (self.is_spelled or role is not Mark.END) and self._is_followed
-        return may_be and self.place.is_quoted
-
     def _is_value(self, role: enum.Enum) -> bool:
         """Whether a marker may be part of a string in a call's arguments."""
         if self._phase is not ReplyPhase.TOOL or (self._closer and role is Mark.START):
@@ -229,7 +218,7 @@ class MessagesParser(IncrementalParser):
             self._sink_closer()
             self._sink_call(text)
         else:
-            if self._is_followed:
+            if self.is_spelled:
                 self.place.feed(text)
             self._text(ContentDelta, text)
 
@@ -277,9 +266,9 @@ class MessagesParser(IncrementalParser):
         found = self.read(header, written, marker)
         self._phase = found.phase
         is_kept = self._keep_markers and self._phase is ReplyPhase.IN  # whole, with the marker
-        if self._is_followed and found.stray:
+        if self.is_spelled and found.stray:
             self.place.feed(found.stray)
-        elif self._is_followed:
+        elif self.is_spelled:
             self.place = Place()
         if found.stray and not (self._priming or is_kept):
             self._event(Malformed("header", found.stray))

@@ -156,8 +156,7 @@ class MuseParser(MessagesParser):
     def _take(self, role: enum.Enum, marker: str) -> bool:
         """Act on a marker; a recipient in front of `<|message|>` is a header, with what came before it or without."""
         tail, self._tail = self._tail, ""
-        is_text = self._is_value(role) or self._is_named(role)
-        if role is Mark.BODY and _RECIPIENT.fullmatch(tail) and not is_text:
+        if role is Mark.BODY and _RECIPIENT.fullmatch(tail) and not self._is_value(role):
             self._end_message("")
             self._add(tail)
         elif tail:
