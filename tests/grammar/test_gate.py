@@ -273,7 +273,7 @@ def test_a_token_costs_the_same_in_a_long_answer(tokenizer: Tokenizer) -> None:
         counts = [operations(lambda: [gate.accept(one) for _ in range(100) for one in ids]) for _ in range(4)]  # noqa: B023
         assert max(counts[1:]) - min(counts[1:]) <= 20
         assert counts[-1] < 100 * len(ids) * 200
-        assert len(pickle.dumps(gate._said)) < 2000
+        assert len(pickle.dumps(gate._answer)) < 2000
 
 
 def test_the_gate_forgets_what_is_far_back(tokenizer: Tokenizer) -> None:

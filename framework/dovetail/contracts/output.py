@@ -181,10 +181,10 @@ class Markers:
             models' own format.
         ended_by_answer: Whether reasoning that was not closed is ended by the marker before an answer
             (`FormatSpec.answer`), and by those in `FormatSpec.dropped`.
-        ends_quoted: Whether `end`, and what else ends reasoning, does so also where the reasoning only quotes it. The
-            server says so where the engine follows thinking, for a grammar or a budget.
         shown: Whether reasoning stays in the content, markers included; `start` is put before it where it stands in the
             prompt.
+        ends_quoted: Whether `end`, and what else ends reasoning, does so also where the reasoning only quotes it. The
+            server says so where the engine follows thinking, for a grammar or a budget.
     """
 
     start: str
@@ -196,8 +196,8 @@ class Markers:
     also: tuple[tuple[str, str], ...] = ()
     ended_by: tuple[str, ...] = ()
     ended_by_answer: bool = False
-    ends_quoted: bool = False
     shown: bool = False
+    ends_quoted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

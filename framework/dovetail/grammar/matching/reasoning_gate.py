@@ -12,21 +12,19 @@ microsecond.
 
 from __future__ import annotations
 
-import codecs
 import re
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from copy import copy
 from typing import Any
 
 from dovetail.messages import MarkedThinking, MessageThinking, Thinking
-from dovetail.sdk.formats.place import SIGNS, Place, ends_sentence
+from dovetail.sdk.formats.answer import Answer
+from dovetail.sdk.formats.place import Place
 
 MAX_ROLLBACK = 256
 """Most tokens that `rollback` takes back at once."""
 WHITESPACE = b" \t\r\n"
-_SIGNS = frozenset(SIGNS)
 MAX_HEADER = 512
 """Characters of the longest header, as output parsers count; longer text is the answer."""
 
@@ -137,7 +135,7 @@ class MarkerGate(ReasoningGate):
         state: `open`, `in` or `out`.
     """
 
-    _SAVED = ("state", "reasoning_tokens", "text_after_marker", "_at", "_tail", "_begun", "_said")
+    _SAVED = ("state", "reasoning_tokens", "text_after_marker", "_at", "_tail", "_begun", "_answer")
 
     def __init__(self, thinking: MarkedThinking, tokens: Sequence[bytes], *, constrained: bool) -> None:
         """Start at the prompt's end."""
@@ -156,9 +154,7 @@ class MarkerGate(ReasoningGate):
         self._at = 0
         self._tail = b""
         self._begun = False
-        self._said: tuple[Place, str, bool, bytes] = (Place(), "", False, b"")
-        """Of an answer without a grammar, in which thinking may begin: its place, never changed once it is saved; its
-        last text; whether that ends a sentence; the bytes of a character that is not whole."""
+        self._answer = Answer(Place())
 
     @property
     def in_reasoning(self) -> bool:
@@ -199,48 +195,27 @@ class MarkerGate(ReasoningGate):
     def _open(self, token_id: int) -> bool:
         """Thinking may begin. Beside a grammar it cannot once the answer has, as nothing else is offered then."""
         start = self._start.ids
-        if start and token_id == start[self._at] and self._budget != 0 and (self._at or self._may_begin()):
+        if start and token_id == start[self._at] and self._budget != 0 and (self._at or self._counts(opens=True)):
             self._at += 1
             if self._at == len(start):
                 self.state, self._at, self._tail = "in", 0, b""
             return True
         said = b"".join(map(self._bytes, (*start[: self._at], token_id)))
         self._at = 0
-        if (token_id in self._tools and not self._is_quoted()) or (not self._begun and token_id in self._outs):
+        if (token_id in self._tools and self._counts(opens=False)) or (not self._begun and token_id in self._outs):
             self.state = "out"
         elif self._constrained or said.strip(WHITESPACE):
             self._begun = True
         if not self._constrained:
-            self._follow(said)
+            self._answer = self._answer.then(said)
         return False
 
-    def _may_begin(self) -> bool:
-        """Whether the start marker counts: the parser's rule, see `FormatParser`."""
-        if not self._begun:
-            return True
-        return not (self._constrained or self._is_quoted()) and self._said[0].may_think(self._said[2])
-
-    def _is_quoted(self) -> bool:
-        """Whether the answer quotes the marker that follows."""
+    def _counts(self, *, opens: bool) -> bool:
+        """Whether the marker that follows does, by the parser's rule; beside a grammar none does in an answer."""
         if self._constrained or not self._begun:
-            return False
-        place = copy(self._said[0])
-        place.last = self._said[1]
-        if is_quoted := place.is_quoted:
-            place.hold_call()
-        self._said = (place, *self._said[1:])
-        return is_quoted
-
-    def _follow(self, said: bytes) -> None:
-        """Take more of the answer; work and memory do not grow with it."""
-        place, last, ends, rest = self._said
-        text, size = codecs.utf_8_decode(rest + said, "replace", False)
-        if text and not (place.is_settled and _SIGNS.isdisjoint(text)):
-            place = copy(place)
-            place.last = last
-            place.feed(text)
-        last = place.last if text and not _SIGNS.isdisjoint(text) else text or last
-        self._said = (place, last, ends_sentence(text, ends), (rest + said)[size:])
+            return not (opens and self._begun)
+        counts, self._answer = self._answer.at_marker(opens=opens)
+        return counts
 
     def _think(self, token_id: int) -> bool:
         if token_id in self._breaks:

@@ -49,7 +49,7 @@ ENDING = frozenset([Role.END, Role.ANSWER_START, Role.ANSWER_END, Role.DROPPED])
 
 
 @dataclass(slots=True)
-class QuotedEnd:
+class _QuotedEnd:
     """A marker that ends thinking unless the thinking only quotes it, which what follows says.
 
     Attributes:
@@ -115,7 +115,7 @@ class FormatParser(SectionParser):
     """Of an answer in which thinking may begin."""
     _named: int | None = None
     """In which code or quotation thinking names the start marker."""
-    _quoted_end: QuotedEnd | None = None
+    _quoted_end: _QuotedEnd | None = None
 
     @property
     def pending_content(self) -> str:
@@ -249,10 +249,10 @@ class FormatParser(SectionParser):
         num_tokens = len(self._starts)
         if self._views is self._by_ids:
             num_tokens += marker in self._layout.marker_text.values()
-        self._quoted_end = QuotedEnd(role, marker, self.place.closings, num_tokens, self.reasoning_tokens)
+        self._quoted_end = _QuotedEnd(role, marker, self.place.closings, num_tokens, self.reasoning_tokens)
         return True
 
-    def _sink_quoted(self, text: str, end: QuotedEnd) -> None:
+    def _sink_quoted(self, text: str, end: _QuotedEnd) -> None:
         """Take what stands behind an end that is quoted: it is text if what quotes it is closed at once."""
         end.text += text
         if any(end.text.startswith(closing) for closing in end.closings):
@@ -262,7 +262,7 @@ class FormatParser(SectionParser):
         elif not any(closing.startswith(end.text) for closing in end.closings):
             self._end_quoted(end)
 
-    def _end_quoted(self, end: QuotedEnd) -> None:
+    def _end_quoted(self, end: _QuotedEnd) -> None:
         """Thinking ended there, and what came since is read as the answer."""
         self._quoted_end, self.place = None, Place()
         self.reasoning_tokens = end.num_thought
