@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import shutil
+import signal
 import sys
 import sysconfig
 import tempfile
@@ -567,14 +568,21 @@ def cuda_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(devices.CLASSES, "cuda", CudaDevice)
 
 
+LOGGERS = ("", "dovetail", "uvicorn", "uvicorn.access", "uvicorn.error")
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 @pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    """Undo what a command that a test ran in this process did to Dovetail's logger: its streams end with the test."""
-    logger = logging.getLogger("dovetail")
-    before = logger.level, logger.propagate, list(logger.handlers)
+def process_as_before() -> Iterator[None]:
+    """Undo what commands and servers that a test ran in this process did to its logs and to its handlers of signals."""
+    loggers, signals = [logging.getLogger(name) for name in LOGGERS], [signal.getsignal(number) for number in SIGNALS]
+    before = [(one.level, one.propagate, [*one.handlers], [*one.filters]) for one in loggers]
     yield
-    logger.setLevel(before[0])
-    logger.propagate, logger.handlers = before[1], before[2]
+    for number, handler in zip(SIGNALS, signals, strict=True):
+        signal.signal(number, handler)
+    for logger, (level, *others) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+        logger.propagate, logger.handlers, logger.filters = others
 
 
 CORE = pytest.StashKey[tuple[set[str], Any]]()

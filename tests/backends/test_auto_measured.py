@@ -181,7 +181,7 @@ def test_figures_are_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     measuring = Measuring(clock, tmp_path / "dovetail")
     first = choose(plan(One, Two), measuring)
     num = len(clock.asked)
-    Native.made.clear()
+    monkeypatch.setattr(Native, "made", [])
     again = choose(plan(One, Two), measuring)
     assert len(clock.asked) == num
     assert set(Native.made) == {"Two"}

@@ -218,6 +218,7 @@ def test_a_worker_compiles_what_it_is_told(
 
     fake._flash_attn_fwd = compiles  # type: ignore[method-assign, assignment]
     monkeypatch.setattr(fa4_library, "NEEDED", ())
+    monkeypatch.setattr(os, "nice", lambda increment: increment)  # which would be for all tests that follow
     told = [
         {"dtype": "bfloat16", "heads": [4, 2, dim], "page_size": 16, "has_window": True, "cap": 0.0,
          "has_sinks": True, "num_requests": 3}

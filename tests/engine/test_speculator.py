@@ -149,9 +149,11 @@ FAULTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_speculator_at_fault_costs_the_drafts(fault: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_speculator_at_fault_costs_the_drafts(
+    fault: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Replies come as without it, and the log names it once."""
-    Wrong.fault = FAULTS[fault]
+    monkeypatch.setattr(Wrong, "fault", FAULTS[fault])
     with LLM(max_total_tokens=2048, speculator=Wrong) as llm:
         [reply] = llm.generate(TEXT, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), use_tqdm=False)
     assert len(reply.token_ids) == 12

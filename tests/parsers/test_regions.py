@@ -130,11 +130,13 @@ def test_what_max_tokens_cuts() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+$b", "(?:a|a)*b", "(a|aa)+(?!a)c"])
-def test_a_hostile_pattern_does_not_hold_up_the_reply(pattern: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hostile_pattern_does_not_hold_up_the_reply(
+    pattern: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every character arrives, and the log says once that the pattern takes too long."""
     template = said({**CALL, "content": "json"}, thinking={"open_pattern": pattern, "close": "</why>"})
     text = "a" * 400 + " so it is " + "a" * 400
-    regions._COMPLAINTS.clear()
+    monkeypatch.setattr(regions, "_COMPLAINTS", set())
     with caplog.at_level(logging.ERROR, logger="dovetail.text"):
         replies = [read(template, [text]), read(template, [text[:300], text[300:]]), read(template, [*text])]
     assert [reply[1] for reply in replies] == [text] * 3

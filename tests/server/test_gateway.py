@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import uvicorn
 
 from dovetail.contracts.errors import ConfigError
 from dovetail_server.cli.gateway import main as gateway_command
@@ -185,9 +184,8 @@ def test_a_line_without_end_is_passed_on_in_pieces() -> None:
     assert len(lines) >= 2
 
 
-def test_what_is_under_way_ends_before_the_gateway_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_under_way_ends_before_the_gateway_does() -> None:
     """A request that runs when the gateway is told to end holds it up, within the time that it has."""
-    monkeypatch.setattr(uvicorn.Config, "configure_logging", lambda self: None)  # logs of this process are others', too
 
     async def run() -> None:
         state: Any = SimpleNamespace(settings=settings_of("--drain-timeout", "600"))

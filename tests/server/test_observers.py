@@ -95,7 +95,6 @@ def test_one_that_is_far_behind_loses_events_and_is_told(
 ) -> None:
     """Memory stays bounded; what is lost is the newest, said once in the log, and counted for the observer."""
     monkeypatch.setattr(module, "MAX_WAITING", 10)
-    module.logger.propagate = True
     monkeypatch.setattr("dovetail_server.observe.observers.logger.parent.propagate", True)
     found = observed(blocked)
     for i in range(500):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import threading
@@ -63,15 +62,12 @@ def test_a_server_comes_up_serves_and_goes_down(
             found.append(http.get(f"{url}/health", timeout=60).status_code)
         os.kill(os.getpid(), number)
 
-    before = signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=use)
     thread.start()
     try:
         code = serve.main([str(model), "--port", str(port), "--reasoning-parser", "qwen3"])
     finally:
         thread.join(60)
-        signal.signal(signal.SIGTERM, before)
-        logging.getLogger("dovetail").propagate = True
     output = capfd.readouterr().err
     assert code == 0
     assert found[0] == 200
@@ -101,15 +97,12 @@ def test_an_engine_that_is_gone_for_good_ends_the_server(
                 continue
         engine.dead = "killed by the test"
 
-    before = signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=use)
     thread.start()
     try:
         code = serve.main([str(model), "--port", str(port)])
     finally:
         thread.join(60)
-        signal.signal(signal.SIGTERM, before)
-        logging.getLogger("dovetail").propagate = True
     assert code == 1
     assert capfd.readouterr().err.count("dovetail serve: the engine is gone: killed by the test") == 1
 
@@ -133,15 +126,12 @@ def test_a_signal_while_starting_ends_the_server(
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(engine, "start", slow)
-    before = signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=stop)
     thread.start()
     try:
         code = serve.main([str(model), "--port", str(port)])
     finally:
         thread.join(60)
-        signal.signal(signal.SIGTERM, before)
-        logging.getLogger("dovetail").propagate = True
     assert code == 0
     assert engine.is_closed
     assert "ready to roll" not in capfd.readouterr().err
@@ -159,11 +149,7 @@ def test_an_engine_that_cannot_start_is_one_line(
 ) -> None:
     """The engine's reason is printed on one line; exit code 2 if the user can fix it."""
     engine.start_error = error
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        assert serve.main([str(model), "--port", str(free_port())]) == code
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    assert serve.main([str(model), "--port", str(free_port())]) == code
     lines = capfd.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert text in lines[0]

@@ -245,12 +245,3 @@ def test_a_key_is_sent(
     monkeypatch.setenv("DOVETAIL_API_KEY", "secret,other")
     monkeypatch.setattr("sys.stdin", io.StringIO())
     assert dovetail(["chat", "--url", server.base + "/v1/"]) == 0
-
-
-@pytest.fixture(autouse=True)
-def handlers_as_before() -> Any:
-    """The command takes signals over, for its own process."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)

@@ -275,12 +275,12 @@ def test_what_is_not_chosen_is_not_imported() -> None:
     assert found == f"{[f'dovetail_parsers.{name}' for name in named]}\n"
 
 
-def stranger(registry: Registry, number: int, source: str, **facts: object) -> None:
+def stranger(patch: pytest.MonkeyPatch, registry: Registry, number: int, source: str, **facts: object) -> None:
     """Register a reasoning parser of `<t>` and a module that notes its import."""
     name = f"stranger{number}"
     module = ModuleType(name)
     exec(compile(source, name, "exec"), module.__dict__)
-    sys.modules[name] = module
+    patch.setitem(sys.modules, name, module)
     registry.add("reasoning_parser", name, f"{name}:Parser", **facts)
 
 
@@ -301,12 +301,14 @@ THINKS = (
 
 
 @pytest.mark.parametrize(("right", "chosen"), [(0, "stranger0"), (2, "stranger2"), (3, "template")])
-def test_the_likeliest_are_tried_first(right: int, chosen: str, tmp_path: Path) -> None:
+def test_the_likeliest_are_tried_first(
+    right: int, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The best one that reads back is taken, and no other is made; after three that fail, `template` is."""
     registry = Registry.scan()
     for number in range(4):
         source = STRANGER.replace("END", repr("</t>" if number == right else "</x>"))
-        stranger(registry, number, source, clues=[{"all": ["<t>"], "score": 0.9 - number / 10}])
+        stranger(monkeypatch, registry, number, source, clues=[{"all": ["<t>"], "score": 0.9 - number / 10}])
     (tmp_path / "chat_template.jinja").write_text(THINKS)
     found = detect(registry, TokenizerFiles.read(tmp_path))["reasoning_parser"]
     assert found.name == chosen
@@ -314,14 +316,14 @@ def test_the_likeliest_are_tried_first(right: int, chosen: str, tmp_path: Path) 
     assert [bool(number) for number in made] == [number <= min(right, 2) for number in range(4)]
 
 
-def test_a_name_of_two_packages_is_chosen_by_package(tmp_path: Path) -> None:
+def test_a_name_of_two_packages_is_chosen_by_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `auto` says can be looked up: a bare name would be ambiguous."""
     registry = Registry.scan()
     for package, end in (("pluggy", "</x>"), ("pytest", "</t>")):  # which are installed, as a parser's package is
         source = STRANGER.replace("END", repr(end))
         clues = [{"all": ["<t>"], "score": 0.9}]
-        stranger(registry, 0, source, distribution=package, version=version(package), clues=clues)
-        sys.modules[f"{package}_parser"] = sys.modules["stranger0"]
+        stranger(monkeypatch, registry, 0, source, distribution=package, version=version(package), clues=clues)
+        monkeypatch.setitem(sys.modules, f"{package}_parser", sys.modules["stranger0"])
         registry.records[-1] = replace(registry.records[-1], target=f"{package}_parser:Parser")
     (tmp_path / "chat_template.jinja").write_text(THINKS)
     found = detect(registry, TokenizerFiles.read(tmp_path))
@@ -329,10 +331,10 @@ def test_a_name_of_two_packages_is_chosen_by_package(tmp_path: Path) -> None:
     assert registry.resolve("reasoning_parser", "pytest:stranger0").distribution == "pytest"
 
 
-def test_what_opens_thinking_is_a_clue(tmp_path: Path) -> None:
+def test_what_opens_thinking_is_a_clue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A parser without clues is tried where a template's replies, or the end of its prompt, hold its marker."""
     registry = Registry.scan()
-    stranger(registry, 0, STRANGER.replace("END", "'</t>'"), opens="<t>")
+    stranger(monkeypatch, registry, 0, STRANGER.replace("END", "'</t>'"), opens="<t>")
     (tmp_path / "chat_template.jinja").write_text(THINKS)
     found = detect(registry, TokenizerFiles.read(tmp_path))["reasoning_parser"]
     assert (found.name, [one.score for one in found.scores]) == ("stranger0", [0.5])
@@ -343,10 +345,10 @@ def test_what_opens_thinking_is_a_clue(tmp_path: Path) -> None:
     assert detect(registry, TokenizerFiles.read(tmp_path))["reasoning_parser"].name == "template"
 
 
-def test_a_parser_without_facts_is_not_found(tmp_path: Path) -> None:
+def test_a_parser_without_facts_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who states neither clues nor what opens its thinking is chosen by name only."""
     registry = Registry.scan()
-    stranger(registry, 0, STRANGER.replace("END", "'</t>'"))
+    stranger(monkeypatch, registry, 0, STRANGER.replace("END", "'</t>'"))
     (tmp_path / "chat_template.jinja").write_text(THINKS)
     assert detect(registry, TokenizerFiles.read(tmp_path))["reasoning_parser"].name == "template"
     assert sys.modules["stranger0"].made == 0

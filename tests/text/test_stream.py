@@ -252,7 +252,9 @@ def test_text_offsets_say_where_each_token_starts(byte_level: Tokenizer) -> None
             assert text[:offset] == before.rstrip("\ufffd")
 
 
-def test_a_parser_that_raises_in_the_middle(byte_level: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_parser_that_raises_in_the_middle(
+    byte_level: Tokenizer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The reply still arrives, whole, and the log says once what was wrong."""
     from dovetail.contracts.output import FormatSpec
     from dovetail.contracts.reasoning import ReasoningParser
@@ -268,6 +270,7 @@ def test_a_parser_that_raises_in_the_middle(byte_level: Tokenizer, caplog: pytes
         def spec(self, tokenizer: Any, template: Any, request: Any) -> FormatSpec:
             return FormatSpec(machine=Failing)
 
+    monkeypatch.setattr("dovetail.text.parsing.stream._FAILURES", set())
     for _ in range(2):
         stream = OutputStream(byte_level, reasoning=Odd())
         ids = byte_level.encode("so it is", add_special_tokens=False)
