@@ -23,12 +23,12 @@ pid = ProcessFollower(far).pid
 """,
     "engine": """
 import socket, subprocess, tempfile
-path = tempfile.mkdtemp() + "/s"
 listener = socket.socket(socket.AF_UNIX)
-listener.bind(path)
-listener.listen()
-pid = subprocess.Popen([sys.executable, "-m", "dovetail.client.engine_main", path]).pid
-connection, _ = listener.accept()
+with tempfile.TemporaryDirectory() as folder:
+    listener.bind(folder + "/s")
+    listener.listen()
+    pid = subprocess.Popen([sys.executable, "-m", "dovetail.client.engine_main", folder + "/s"]).pid
+    connection, _ = listener.accept()
 """,
     "process that forks others": """
 import threading

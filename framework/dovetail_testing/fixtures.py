@@ -51,8 +51,9 @@ def dovetail_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[F
     before = set(sys.modules)
     yield fake
     for name in set(sys.modules) - before:
-        origin = getattr(sys.modules[name], "__file__", None) or ""
-        if origin.startswith(str(tmp_path)):
+        module = sys.modules[name]
+        places = [getattr(module, "__file__", None), *(getattr(module, "__path__", None) or ())]  # a namespace has no file
+        if any(str(place).startswith(str(tmp_path)) for place in places):
             del sys.modules[name]
 
 

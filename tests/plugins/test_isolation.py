@@ -105,7 +105,7 @@ def test_what_a_plugin_is_the_first_to_import_is_watched_too(
     assert line == f"reasoning_parser 'acme' of acme 1.2 changed dovetail.text.{name}.{changed} of Dovetail itself"
 
 
-def test_two_that_watch_find_modules_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_two_that_watch_find_modules_once(site: FakeSite, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The kit watches while the loader does: a core module that is first imported then is found, and held by both."""
     (tmp_path / "first_of_two.py").write_text("TABLE = {'a': 1}\n")
     monkeypatch.setattr(dovetail.text, "__path__", [*dovetail.text.__path__, str(tmp_path)])

@@ -61,7 +61,7 @@ class Event:
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch, cuda_taken: None) -> deque[Event]:
     """What is recorded, of a device that is not there."""
-    Event.made.clear()
+    monkeypatch.setattr(Event, "made", deque())
     monkeypatch.setattr(torch.cuda, "Event", Event)
     return Event.made
 

@@ -30,6 +30,9 @@ from dovetail_server.start.app import create_app
 from dovetail_server.start.lifecycle import HttpServer
 from dovetail_server.state import ServerState
 
+LIMIT_S = 240
+"""For a reply: shorter than the limit of a test, and long enough for what starts a process on a busy machine."""
+
 
 def setup_of(folder: Path, settings: ServeSettings, *parsers: Any) -> ProcessorSetup | None:
     """Say how another process gets the same text tools; None for parsers that only this one has."""
@@ -123,10 +126,10 @@ class Harness:
     def post(self, path: str, body: Any = None, **kwargs: Any) -> requests.Response:
         if body is not None:
             kwargs["json"] = body
-        return self.http.post(self.base + path, timeout=60, **kwargs)
+        return self.http.post(self.base + path, timeout=LIMIT_S, **kwargs)
 
     def get(self, path: str, **kwargs: Any) -> requests.Response:
-        return self.http.get(self.base + path, timeout=60, **kwargs)
+        return self.http.get(self.base + path, timeout=LIMIT_S, **kwargs)
 
     def close(self) -> None:
         self.http.close()

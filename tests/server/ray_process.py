@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -97,7 +98,8 @@ class RayServed:
         while left := [int(p.name) for p in Path("/proc").glob("[0-9]*") if self.temp in environment_of(int(p.name))]:
             if time.monotonic() > deadline:
                 for pid in left:
-                    os.kill(pid, signal.SIGKILL)
+                    with contextlib.suppress(ProcessLookupError):  # some end with others
+                        os.kill(pid, signal.SIGKILL)
             time.sleep(0.2)
         shutil.rmtree(self.temp, ignore_errors=True)
 

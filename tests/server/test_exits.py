@@ -82,10 +82,11 @@ def test_an_end_by_c_code_is_in_the_log(way: str) -> None:
     """Nothing in the process can say so: its engine does, and ends."""
     code = (
         "import ctypes, os, socket, subprocess, sys, tempfile\n"
-        "path = os.path.join(tempfile.mkdtemp(), 'engine.sock')\n"
-        "wire = socket.socket(socket.AF_UNIX); wire.bind(path); wire.listen()\n"
-        "engine = subprocess.Popen([sys.executable, '-m', 'dovetail.client.engine_main', path])\n"
-        "end, _ = wire.accept()\n"
+        "with tempfile.TemporaryDirectory() as folder:\n"
+        "    path = os.path.join(folder, 'engine.sock')\n"
+        "    wire = socket.socket(socket.AF_UNIX); wire.bind(path); wire.listen()\n"
+        "    engine = subprocess.Popen([sys.executable, '-m', 'dovetail.client.engine_main', path])\n"
+        "    end, _ = wire.accept()\n"
         f"ctypes.CDLL(None).{way}(0)\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -13,7 +13,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail_server.apis.messages.batches import result_of, unbegun_results
 from dovetail_server.batches.result import encode, lost_line, refusal, result_line
 
-ENDS = [chr(code) for code in range(sys.maxunicode + 1) if len(f"a{chr(code)}b".splitlines()) > 1]
+ENDS = [line[-1] for line in "".join(map(chr, range(sys.maxunicode + 1))).splitlines(keepends=True)[:-1]]
 """All characters at which Python ends a line; JavaScript's are among them."""
 TEXT = "".join(f"{end}é" for end in ENDS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -165,7 +166,8 @@ def cluster(light: None) -> Iterator[dict[str, str]]:
         running.kill()
         running.wait()
     for pid in [int(path.name) for path in Path("/proc").glob("[0-9]*") if temp in environment_of(int(path.name))]:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # some end with others
+            os.kill(pid, signal.SIGKILL)
     shutil.rmtree(temp, ignore_errors=True)
 
 

@@ -412,8 +412,9 @@ class Breaking(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_request_that_ends_every_worker_is_given_up(tmp_path: Path) -> None:
+def test_a_request_that_ends_every_worker_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the third one without a new token, with an error in the stream: it does not go round for ever."""
+    monkeypatch.setattr(Breaking, "num_broken", 0)
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), Breaking) for _ in range(2)]
     for server in servers:
         threading.Thread(target=server.serve_forever, daemon=True).start()

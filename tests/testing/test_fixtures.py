@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,14 @@ def test_discovery_is_isolated(dovetail_site: FakeSite) -> None:
     dovetail_site.add("acme", "1.0", {"dovetail.tool_parsers.v1": {"acme-calls": "acme:Calls"}})
     assert "acme-calls" in Registry.scan().names("tool_parser")
     assert Registry.scan(path=[str(dovetail_site.root)]).names("tool_parser") == ["acme-calls"]
+    (dovetail_site.root / "acme_names").mkdir()
+    import_module("acme_names")
 
 
 def test_nothing_of_another_test_is_left() -> None:
-    """The distribution of the test above is gone."""
+    """The distribution of the test above is gone, and its namespace, which has no file."""
     assert "acme-calls" not in Registry.scan().names("tool_parser")
+    assert "acme_names" not in sys.modules
 
 
 def test_tokenizers(dovetail_tokenizer: Tokenizer, dovetail_tokenizer_fallback: Tokenizer) -> None:
