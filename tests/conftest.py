@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -97,6 +98,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Keep servers that are told no folder out of the data of whoever runs the tests; see `own_data` for each file."""
     settings.load_profile("nightly" if config.getoption("full") else "dovetail")
+    # Examples are the same whatever is imported: Hypothesis would read the constants of all modules, in a second.
+    providers._get_local_constants = lambda: providers._local_constants
     folder = tempfile.TemporaryDirectory(prefix="dovetail-tests-", ignore_cleanup_errors=True)
     config.add_cleanup(folder.cleanup)
     os.environ["XDG_DATA_HOME"] = folder.name
@@ -596,15 +599,13 @@ def core_as_before(pytestconfig: pytest.Config) -> Iterator[None]:
     imported = {name for name in sys.modules.copy() if name.startswith("dovetail")}  # threads may import
     names, before = pytestconfig.stash.get(CORE, (None, {}))
     if names != imported:  # a look at all of it takes as long as ten small tests: what a file found intact is kept
-        pytestconfig.stash[CORE] = imported, (before := snapshot())
+        before = {owner: held for owner, held in snapshot().items() if owner.startswith("dovetail")}
+        pytestconfig.stash[CORE] = imported, before
     yield
-    # What is new is not looked at: Triton's interpreter adds names to the modules of kernels.
-    had = {f"{owner.replace(':', '.')}.{name}" for owner, (held, _) in before.items() for name in held}
-    changed = [
-        name
-        for name in detect_monkeypatches(before)
-        if name.startswith("dovetail") and name in had and not name.rpartition(".")[2].startswith("_")
-    ]
+    changed = [name for name in detect_monkeypatches(before) if not name.rpartition(".")[2].startswith("_")]
+    if changed:  # what is new is not looked at: Triton's interpreter adds names to the modules of kernels
+        had = {f"{owner.replace(':', '.')}.{name}" for owner, (held, _) in before.items() for name in held}
+        changed = [name for name in changed if name in had]
     if changed:
         del pytestconfig.stash[CORE]  # the next file is not to blame
     assert not changed, f"left changed: {', '.join(changed)}"

@@ -52,7 +52,10 @@ def dovetail_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[F
     yield fake
     for name in set(sys.modules) - before:
         module = sys.modules[name]
-        places = [getattr(module, "__file__", None), *(getattr(module, "__path__", None) or ())]  # a namespace has no file
+        places = [
+            getattr(module, "__file__", None),
+            *(getattr(module, "__path__", None) or ()),
+        ]  # some have no file
         if any(str(place).startswith(str(tmp_path)) for place in places):
             del sys.modules[name]
 

@@ -82,18 +82,23 @@ def snapshot(skip: str = "") -> Snapshot:
 def _hold(taken: Snapshot, name: str, module: ModuleType) -> None:
     """Add a module of the core, and the classes defined there."""
     for owner, namespace in _owners(name, module):
-        held = namespace.copy()
-        if name in SHARED:
-            if owner.partition(":")[2].startswith("_"):
-                continue  # the same class under a second name
-            named = ((key, value) for key, value in held.items() if key[0] != "_" or key in _HOOKS)
-            held = {key: value for key, value in named if callable(value) or isinstance(value, (classmethod, property))}
-            held.pop("Storage", None)  # torch's own, and another one with another default dtype
-        inside: dict[str, Any] = {k: v.copy() for k, v in held.items() if isinstance(v, _TABLE) and _is_constant(k)}
-        for key, value in held.items():
-            if type(value) is FunctionType and value.__module__ == name:
-                inside[key] = _made_of(value)
-        taken[owner] = held, inside
+        if name in SHARED and owner.partition(":")[2].startswith("_"):
+            continue  # the same class under a second name
+        taken[owner] = _held_of(name, namespace)
+
+
+def _held_of(name: str, namespace: Any) -> _Held:
+    """Return what a module of this name, or a class of it, holds."""
+    held = namespace.copy()
+    if name in SHARED:
+        named = ((key, value) for key, value in held.items() if key[0] != "_" or key in _HOOKS)
+        held = {key: value for key, value in named if callable(value) or isinstance(value, (classmethod, property))}
+        held.pop("Storage", None)  # torch's own, and another one with another default dtype
+    inside: dict[str, Any] = {k: v.copy() for k, v in held.items() if isinstance(v, _TABLE) and _is_constant(k)}
+    for key, value in held.items():
+        if type(value) is FunctionType and value.__module__ == name:
+            inside[key] = _made_of(value)
+    return held, inside
 
 
 def _made_of(function: FunctionType) -> tuple[object, ...]:
@@ -144,15 +149,16 @@ def detect_monkeypatches(before: Snapshot, skip: str = "") -> list[str]:
     """Return the core attributes that changed since `before`, as `module.attribute`, sorted."""
     changed = []
     tables: dict[int, str] = {}
-    now = snapshot(skip)
     for owner, held in before.items():
-        current = now.get(owner)
-        if current is None and ":" not in owner and owner != skip:
+        module, _, class_name = owner.partition(":")
+        namespace = None if module == skip else _namespace(module, class_name)
+        if namespace is None and not class_name and module != skip:
             changed.append(f"sys.modules[{owner!r}]")
-        if current is None or _same(held, current):  # None: a replaced class, which its module's attribute shows
+        if namespace is None or _is_as(held, namespace):  # None: a replaced class, which its module's attribute shows
             continue
+        current = _held_of(module, namespace)
         keys = held[0].keys() | current[0].keys()
-        if owner.partition(":")[0] in SHARED:
+        if module in SHARED:
             keys = held[0].keys() | _overrides(owner, current[0].keys() - held[0].keys())
         for key in keys:
             old, new = _at(held, key), _at(current, key)
@@ -190,10 +196,21 @@ def _is_constant(name: str) -> bool:
     return name.isupper() and not name.startswith("_")
 
 
-def _same(old: _Held, new: _Held) -> bool:
-    """Whether nothing changed: said at the speed of C, since it is so for nearly every owner."""
-    keys_are = old[0].keys() == new[0].keys()
-    return keys_are and all(map(is_, old[0].values(), map(new[0].__getitem__, old[0]))) and old[1] == new[1]
+def _namespace(module: str, class_name: str) -> Any:
+    """Return the attributes of a module, or of a class defined there; None where it is another one, or gone."""
+    found: Any = sys.modules.get(module)
+    if class_name and isinstance(found, ModuleType):
+        found = vars(found).get(class_name)
+        return vars(found) if isinstance(found, type) and found.__module__ == module else None
+    return vars(found) if isinstance(found, ModuleType) else None
+
+
+def _is_as(old: _Held, new: Mapping[str, Any]) -> bool:
+    """Whether nothing changed: said mostly at the speed of C, since it is so for nearly every owner."""
+    held, inside = old
+    if held.keys() != new.keys() or not all(map(is_, held.values(), map(new.get, held))):
+        return False
+    return all((_made_of(held[k]) if type(v) is tuple else held[k]) == v for k, v in inside.items())
 
 
 def _at(held: _Held, key: str) -> tuple[Any, Any] | None:
