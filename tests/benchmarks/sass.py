@@ -33,7 +33,7 @@ from dovetail_backends.kernels.triton import pdl
 TARGET = GPUTarget("cuda", 90, 32)
 TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float8_e4m3fn: "fp8e4nv",
-    torch.int8: "i8", torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
+    torch.int8: "i8", torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1",
 }  # fmt: skip
 OPTIONS = {"num_warps", "num_stages", "num_ctas", "launch_pdl", "maxnreg"}
 KINDS = {
@@ -127,6 +127,9 @@ def _compile(function: JITFunction[Any], args: tuple[Any, ...], kwargs: dict[str
         value = given.get(param.name, param.default if param.has_default else None)
         if param.is_constexpr:
             signature[param.name], constants[place,] = "constexpr", value
+            continue
+        if value is None:
+            signature[param.name], constants[place,] = "constexpr", None
             continue
         kind, constant, divisible = _typed(value, param.do_not_specialize)
         signature[param.name] = kind
