@@ -16,6 +16,8 @@ Our threads wait at barriers as they do when serving, without spinning, unless t
 On a machine that does other work, threads that wait for each other measure that work. `--processor-time` counts what
 one thread of each process computes instead.
 
+`--kernels cpu cpu-int8,cpu` measures several choices of kernel sets, each a side of its own in the same rounds.
+
 A round is one greedy reply of each side, one after the other, then 16 streams of each. Printed are medians, and the
 median of the rounds' ratios with the least and the largest.
 """
@@ -65,7 +67,7 @@ NAMES = {
     "post_attention_layernorm": "ffn_norm",
 }
 """llama.cpp's names of what a layer has."""
-PROMPT_LEN = 16
+PROMPT_LEN, PEER = 16, "llama.cpp"
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 """How OpenMP's threads wait. Set, they are ours; llama.cpp keeps OpenMP's defaults."""
 
@@ -231,8 +233,8 @@ class Theirs:
         self._process.communicate()
 
 
-def compare(kind: str, folder: Path, config: dict[str, Any], args: argparse.Namespace) -> tuple[list[str], str]:
-    """Return a row of the table, and what llama.cpp says of itself."""
+def compare(kind: str, folder: Path, config: dict[str, Any], args: argparse.Namespace) -> tuple[list[list[str]], str]:
+    """Return rows of the table, one of each choice of kernel sets, and what llama.cpp says of itself."""
     quantization, stored = KINDS[kind]
     path = write_gguf(folder, config, stored)
     threads = 1 if args.processor_time else args.threads
@@ -240,25 +242,29 @@ def compare(kind: str, folder: Path, config: dict[str, Any], args: argparse.Name
     settings = {"dtype": "bfloat16", "quantization": quantization, "num_threads": threads, "disable_radix_cache": True}
     if quantization is not None:
         settings["options"] = {quantization: {"head": args.head}}
-    ours: Side = (OursHere if args.processor_time else Ours)(folder, settings)
+    make: Any = OursHere if args.processor_time else Ours
+    sides: dict[str, Side] = {each: make(folder, settings | {"kernels": each.split(",")}) for each in args.kernels}
+    sides[PEER] = theirs
     prompts = torch.randint(config["vocab_size"], (16, PROMPT_LEN)).tolist()
-    times: dict[tuple[bool, int], list[float]] = {}
+    times: dict[tuple[str, int], list[float]] = {}
     for turn in range(args.rounds + 1):
         steps = 5 if turn == 0 else args.num_new  # the first turn warms up
         for num in (1, 16):
-            for is_ours, side in ((True, ours), (False, theirs)):
-                times.setdefault((is_ours, num), []).append(side.step_s(prompts[:num], steps))
+            for name, side in sides.items():
+                times.setdefault((name, num), []).append(side.step_s(prompts[:num], steps))
     about = f"llama-cpp-python {theirs.about['version']}: {theirs.about['system']}"
-    theirs.close()
-    ours.close()
+    for side in sides.values():
+        side.close()
     path.unlink()
-    row = [f"{kind}, {stored.name}"]
-    for num in (1, 16):
-        own, other = (times[is_ours, num][1:] for is_ours in (True, False))
-        ratios = [b / a for a, b in zip(own, other, strict=True)]
-        row += [f"{num / statistics.median(each):.1f}" for each in (own, other)]
-        row.append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
-    return row, about
+    rows = []
+    for name in args.kernels:
+        rows.append([f"{kind}, {stored.name}" if name == "auto" else f"{kind} by {name}, {stored.name}"])
+        for num in (1, 16):
+            own, other = (times[side, num][1:] for side in (name, PEER))
+            ratios = [b / a for a, b in zip(own, other, strict=True)]
+            rows[-1] += [f"{num / statistics.median(each):.1f}" for each in (own, other)]
+            rows[-1].append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    return rows, about
 
 
 def main() -> int:
@@ -270,6 +276,7 @@ def main() -> int:
     parser.add_argument("--num-new", type=int, default=48, help="tokens of a reply")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--head", choices=("model", "int8"), default="model", help="of quantised weights of ours")
+    parser.add_argument("--kernels", nargs="*", default=["auto"], help="sets of ours, as serve takes them")
     parser.add_argument("--processor-time", action="store_true", help="of one thread, for busy machines")
     parser.add_argument("--no-head", action="store_true", help="a vocabulary of 1,024 tokens")
     args = parser.parse_args()
@@ -284,8 +291,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         make_checkpoint(Path(scratch), config)
         for kind in args.kinds:
-            row, about = compare(kind, Path(scratch), config, args)
-            table.add_row(*row)
+            rows, about = compare(kind, Path(scratch), config, args)
+            for row in rows:
+                table.add_row(*row)
     Console(width=110).print(table)
     print(about)
     return 0

@@ -104,3 +104,18 @@ def test_the_copy_of_a_tied_head_is_counted(tmp_path: Path) -> None:
     found = [weight_size(ModelFolder(folder).headers, config, "bfloat16", head_row_bytes=row) for row in rows]
     assert [each.repacked_bytes for each in found] == [config.vocab_size * row for row in rows]
     assert [each.num_bytes - each.repacked_bytes for each in found] == [found[0].num_bytes] * 4
+
+
+def test_a_packed_head_of_its_own_is_counted_by_what_stays(tmp_path: Path) -> None:
+    """Its numbers and scales, by headers, by the config and as built; a repacked one takes what it took."""
+    folder = make_model(tmp_path, "LlamaForCausalLM")
+    config = TinyEngine(Llama, folder).config
+    headers, numbers = ModelFolder(folder).headers, config.vocab_size * config.hidden_size
+    less = config.vocab_size * (config.hidden_size - 4)  # than two bytes a number
+    for known in ({"headers": headers}, {"headers": None}, {"headers": headers, "built": 2 * numbers}):
+        sizes = [
+            weight_size(config=config, dtype="bfloat16", head_row_bytes=row, **known)  # type: ignore[arg-type]
+            for row in (0, 2 * config.hidden_size, config.hidden_size + 4)
+        ]
+        assert [each.repacked_bytes for each in sizes] == [0, 0, 0]
+        assert [sizes[0].num_bytes - each.num_bytes for each in sizes] == [0, 0, less]

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import requests
+
+from dovetail.utils import wait_for_server
 
 
 def free_port() -> int:
@@ -77,6 +85,11 @@ def link_requirements(folder: Path) -> Path:
     return folder
 
 
+def copy_of(project: Path, env: CleanEnv) -> Path:
+    """Copy a project's folder beside an environment: a build writes into it."""
+    return Path(shutil.copytree(project, env.folder / "src" / project.name))
+
+
 def build_wheel(project: Path, target: Path) -> Path:
     """Build the wheel of a project in `target`; it is built once for all tests, where it was first asked for."""
     if project in _built:
@@ -89,3 +102,30 @@ def build_wheel(project: Path, target: Path) -> Path:
 
 
 _built: dict[Path, Path] = {}
+
+
+@contextmanager
+def serving(clean: CleanEnv, *flags: str) -> Iterator[str]:
+    """Run a server of the clean environment; its address."""
+    port = free_port()
+    command = [str(clean.bin / "dovetail"), "serve", *flags, "--port", str(port), "--num-threads", "1"]
+    with (clean.folder / "log").open("w") as log:
+        env = {**clean.env, "DOVETAIL_GRAMMAR_BACKEND": "none", "DOVETAIL_BODY_PROCESSES": "0"}  # flags win
+        server = subprocess.Popen(command, cwd=clean.folder, env=env, stdout=log, stderr=log)
+    try:
+        wait_for_server(f"http://127.0.0.1:{port}", timeout=120)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        code = server.wait(60)
+        print((clean.folder / "log").read_text())
+    assert code == 0
+
+
+def chat(base: str, **fields: Any) -> Any:
+    """Ask the served model; the reply."""
+    model = requests.get(f"{base}/v1/models", timeout=60).json()["data"][0]["id"]
+    body = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}], **fields}
+    reply = requests.post(f"{base}/v1/chat/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    return reply.json()

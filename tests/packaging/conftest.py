@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))  # last: other folders have a conftest too
 
-from clean_env import EXAMPLES, ROOT, SMALLEST, CleanEnv, build_wheel
+from clean_env import EXAMPLES, ROOT, SMALLEST, CleanEnv, build_wheel, copy_of
 from warm_starts import WarmStarts
 
 
@@ -34,8 +33,3 @@ def with_examples(clean: CleanEnv) -> CleanEnv:
     """The same environment with every example."""
     clean.install(*(copy_of(path, clean) for path in EXAMPLES if path != SMALLEST))
     return clean
-
-
-def copy_of(example: Path, env: CleanEnv) -> Path:
-    """Copy an example's folder beside an environment: a build writes into it."""
-    return Path(shutil.copytree(example, env.folder / "src" / example.name))

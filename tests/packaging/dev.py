@@ -27,6 +27,7 @@ ELSEWHERE = {
     "framework/dovetail": ["engine", "test_*.py"],
     "framework/dovetail/client": ["engine"],
     "framework/dovetail/contracts": ["testing"],
+    "plugins/backends/dovetail-cpu-int8": ["packaging"],
     "plugins/backends/dovetail_backends/gguf": ["models", "text"],
     "framework/dovetail/messages": ["engine"],
     "framework/dovetail/processing": ["server"],

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import requests
-from clean_env import EXAMPLES, ROOT, SMALLEST, CleanEnv, free_port
+from clean_env import EXAMPLES, ROOT, SMALLEST, CleanEnv, chat, serving
 from safetensors.torch import load_file
 
 import dovetail
 from dovetail.base.distribution import DISTRIBUTION
 from dovetail.demo import MODEL_DIR
 from dovetail.plugins import KINDS
-from dovetail.utils import wait_for_server
 from dovetail_server.http.shown import HIDDEN
 
 pytestmark = pytest.mark.install
@@ -69,33 +66,6 @@ RECURRENT = {
     "conv_L_cache": 3,
     "chunk_size": 8,
 }
-
-
-@contextmanager
-def serving(clean: CleanEnv, *flags: str) -> Iterator[str]:
-    """Run a server of the clean environment; its address."""
-    port = free_port()
-    command = [str(clean.bin / "dovetail"), "serve", *flags, "--port", str(port), "--num-threads", "1"]
-    with (clean.folder / "log").open("w") as log:
-        env = {**clean.env, "DOVETAIL_GRAMMAR_BACKEND": "none", "DOVETAIL_BODY_PROCESSES": "0"}  # flags win
-        server = subprocess.Popen(command, cwd=clean.folder, env=env, stdout=log, stderr=log)
-    try:
-        wait_for_server(f"http://127.0.0.1:{port}", timeout=120)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        code = server.wait(60)
-        print((clean.folder / "log").read_text())
-    assert code == 0
-
-
-def chat(base: str, **fields: Any) -> Any:
-    """Ask the served model; the reply."""
-    model = requests.get(f"{base}/v1/models", timeout=60).json()["data"][0]["id"]
-    body = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}], **fields}
-    reply = requests.post(f"{base}/v1/chat/completions", json=body, timeout=60)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
 
 
 def states(base: str) -> dict[tuple[str, str], str]:

@@ -19,7 +19,7 @@ from dovetail.contracts.kernels import OPS, Ask, Claim, KernelSet, make_ask, mea
 from dovetail.messages import KernelUse
 from dovetail.runtime.kernels.attempts import FREE, MAX_NUMBERS
 from dovetail.runtime.kernels.binding import Bands, KernelBinder, LoadedSet
-from dovetail.runtime.kernels.contest import TRIAL_ROWS, Trials
+from dovetail.runtime.kernels.contest import TRIAL_ROWS, Trials, trial_rows
 from dovetail.runtime.start import check
 from dovetail.sdk.quantization.forms import Int4
 from dovetail.sdk.trials import MADE, operands
@@ -323,6 +323,41 @@ def test_further_ranks_take_what_the_first_has_measured() -> None:
     for decided in ((), (KernelUse(operation="rms_norm H=64", dtype="float32", served=((0, 9, "z"),)),)):
         with pytest.raises(PluginError, match="both serve rms_norm H=64 on this rank, and the first rank has chosen"):
             bound(MadeUp(num_rows=0), *sets, decided=decided).bind(NORM)
+
+
+@pytest.mark.parametrize("us", [5.0, 20.0])
+def test_a_fused_kernel_is_measured_against_its_parts(us: float) -> None:
+    """Of a package, where another set serves a part: it is taken where it is faster, and further ranks do likewise."""
+    ask = make_ask("add_rms_norm", VIEW, "float32", {"H": 64}, {})
+    sets = Plain("rms_norm"), Plain("add_rms_norm")
+    first = bound(clock([10.0] * 5, [us] * 5), *sets)
+    first.bind(ask)
+    other = bound(MadeUp(num_rows=0), *sets, decided=first.table)
+    other.bind(ask)
+    assert [(use.operation, use.served) for use in other.table] == [(use.operation, use.served) for use in first.table]
+    fused = next(use for use in first.table if use.operation == ask.place)
+    name = "b" if us < 10 else "composed"
+    assert fused.served == ((0, (1 << 31) - 1, name),)
+    assert fused.measured.startswith("us: 1 rows composed 10.0, b ")
+    loser = ("composed", "takes 2.00 times as long as b") if us < 10 else ("b", "takes 2.00 times as long as composed")
+    assert loser in fused.others
+    assert [use.operation for use in first.table if use is not fused] == ([] if us < 10 else ["rms_norm H=64"])
+
+
+def test_a_fused_kernel_alone_is_not_measured() -> None:
+    """Where no other set serves a part of it, what it would be put together of is plain torch."""
+    binder = bound(MadeUp(num_rows=0), Plain("add_rms_norm", "rms_norm"))
+    binder.bind(make_ask("add_rms_norm", VIEW, "float32", {"H": 64}, {}))
+    assert (binder.table[0].served[0][2], binder.table[0].measured) == ("a", "")
+
+
+def test_much_work_is_not_timed_on_the_host() -> None:
+    """A head of many tokens is timed at few rows; one number of rows is left however large it is."""
+    contenders: Any = [SimpleNamespace(claim=Claim((0, 10_000)))]
+    sizes = ({"N": 64, "K": 64}, {"N": 151_936, "K": 896}, {"N": 1 << 20, "K": 1 << 16})
+    asks = [make_ask("linear", VIEW, "bfloat16", each, {}) for each in sizes]
+    assert [trial_rows(ask, contenders, True) for ask in asks] == [TRIAL_ROWS, (1, 16), (1,)]
+    assert trial_rows(asks[1], contenders, False) == TRIAL_ROWS
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The conformance kit, and what this set promises beyond it."""
 
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -15,6 +14,7 @@ from dovetail.sdk.quantization.forms import Int4, Scaled
 from dovetail_testing import KernelSetConformance
 
 CPU = DeviceView("cpu")
+INT8 = Scaled()
 PATHS = [NAMES[name] for name in paths().found]
 
 
@@ -24,15 +24,15 @@ class TestCpuInt8(KernelSetConformance):
     ops = ("packed_linear", "packed_norm_linear", "packed_norm_gate")
 
 
-def ask(op: str, num_out: int, num_in: int, dtype: str = "bfloat16", form: Any = Scaled(), **options: Any) -> Any:
+def ask(op: str, num_out: int, num_in: int, dtype: str = "bfloat16", form: Any = INT8, **options: Any) -> Any:
     letter = "F" if op == "packed_norm_gate" else "N"
     return make_ask(op, CPU, dtype, {letter: num_out, "K": num_in}, {"form": form, **options})
 
 
 @pytest.fixture(params=[(9, 5), (40, 200), (33, 1090)], ids=str)
-def matrix(request: Any) -> Iterator[dict[str, torch.Tensor]]:
+def matrix(request: Any) -> dict[str, torch.Tensor]:
     torch.manual_seed(3)
-    yield Scaled().quantise(torch.randn(request.param) / 8)
+    return Scaled().quantise(torch.randn(request.param) / 8)
 
 
 def test_every_path_has_the_same_bits(matrix: dict[str, torch.Tensor]) -> None:

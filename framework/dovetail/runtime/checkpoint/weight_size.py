@@ -59,17 +59,18 @@ def weight_size(
         config: The model's facts.
         dtype: Name of the engine's dtype.
         head_row_bytes: Of the copy that is made of an output head, see `head_row_bytes`: of a tied one the embedding
-            stays beside it.
+            stays beside it, another one's own weight goes.
         built: Bytes of the model's parameters, which only building it tells of packed dummies and of a rank's share.
         num_ranks: Ranks that divide the model; what is returned is one rank's.
     """
     item = ITEM_BYTES[dtype]
-    is_copied = config.tie_word_embeddings and config.generates
-    extra = -(-config.vocab_size // num_ranks) * head_row_bytes if is_copied else 0
+    rows = -(-config.vocab_size // num_ranks) if config.generates and head_row_bytes else 0
+    extra = rows * head_row_bytes if config.tie_word_embeddings else 0
+    own = 0 if config.tie_word_embeddings else rows * (head_row_bytes - config.hidden_size * item)
     if built is not None:
-        return WeightSize(built + extra, extra)
+        return WeightSize(built + extra + own, extra)
     if headers is None:
-        return WeightSize(dense_numel(config) * item + extra, extra)
+        return WeightSize(dense_numel(config) * item + extra + own, extra)
     numel = packed = 0
     for header in headers:
         if config.tie_word_embeddings and HEAD.fullmatch(header.name):
@@ -77,7 +78,9 @@ def weight_size(
         if config.not_loaded and re.fullmatch(config.not_loaded, header.name):
             continue
         is_scale = header.is_made and header.name.endswith("scale")
-        if header.dtype in PLAIN_DTYPES and not is_scale:
+        if rows and HEAD.fullmatch(header.name) and header.dtype in PLAIN_DTYPES and len(header.shape) == 2:
+            packed += header.shape[0] * head_row_bytes
+        elif header.dtype in PLAIN_DTYPES and not is_scale:
             numel += prod(header.shape)
         else:
             packed += header.num_bytes  # quantised: kept as it is stored

@@ -104,9 +104,9 @@ def joined(served: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]
     return found
 
 
-def shown(bands: Sequence[tuple[int, int, Sequence[str]]]) -> str:
+def shown(bands: Sequence[tuple[int, int, str]]) -> str:
     """Return which set is taken for which rows, as the log shows it."""
-    taken = joined([(first, last, names[0]) for first, last, names in bands])
+    taken = joined(bands)
     return taken[0][2] if len(taken) == 1 else ", ".join(f"{name} from {first} rows on" for first, _, name in taken)
 
 
@@ -349,13 +349,15 @@ class KernelBinder:
 
         Sets that `--kernels` names come first. Those that `auto` found behind them are measured where their rows
         overlap, if the named ones leave any; what they made is added to `kernels`, and why one is not taken to
-        `others`.
+        `others`. Packages' sets are also measured against what the operation is put together of without them, where
+        other sets serve parts of it.
         """
         in_order = list(claims)
         named = [name for name in in_order if claims[name][0].is_named]
         conflicts = [name for name in in_order if name not in named]
         left_over = assigned(ask.rows, [(name, claims[name][1]) for name in named])[1]
-        if not left_over or not overlap([claims[name][1].rows for name in conflicts]):
+        is_fused = self._trials is not None and self._others_have_parts(ask, [claims[name][0] for name in conflicts])
+        if not left_over or not (is_fused or overlap([claims[name][1].rows for name in conflicts])):
             return [(*ask.rows, in_order)], ""
         if self._decided is not None:
             return self._as_decided(ask, in_order)
@@ -366,22 +368,41 @@ class KernelBinder:
             conflicts = [name for name in conflicts if name not in late]
         kernels |= {name: self._make(claims[name][0], ask) for name in conflicts}
         contenders = [Contender(*claims[name][0][:3], claims[name][1], kernels[name]) for name in conflicts]
-        found = contest(ask, contenders, self._trials()) if self._trials is not None and len(conflicts) > 1 else None
+        bound, uses, uncapturable = dict(self._bound), dict(self._uses), [*self._uncapturable]
+        if is_fused:
+            contenders.insert(0, self._composed(ask, contenders[0].kernels))
+        found = contest(ask, contenders, self._trials()) if self._trials is not None and len(contenders) > 1 else None
+        taken = [] if found is None else list(found.bands(ask.rows))
+        if is_fused and all(best != COMPOSED for *_, best in taken):  # then the model has no such parts
+            self._bound, self._uses, self._uncapturable = bound, uses, uncapturable
         if found is None:
             self._refuse_conflicts(ask, conflicts, {name: claims[name][1] for name in conflicts})
             return [(*ask.rows, [name for name in in_order if name not in dict(others)])], ""
         others += found.figures.failed.items()
         left = [name for name in conflicts if name not in dict(others)]
         bands = [
-            (first, last, [best, *(name for name in left if name != best)])
-            for first, last, best in found.bands(ask.rows)
+            (first, last, [] if best == COMPOSED else [best, *(name for name in left if name != best)])
+            for first, last, best in taken
         ]
-        losers = [name for name in found.figures.times if all(name != names[0] for *_, names in bands)]
-        best = bands[0][2][0]
+        losers = [name for name in found.figures.times if all(name != best for *_, best in taken)]
+        best = taken[0][2]
         ratios = {name: found.ratio(name) / found.ratio(best) for name in losers}
         others += [(name, f"takes {ratio:.2f} times as long as {best}") for name, ratio in ratios.items()]
-        logger.info("Kernels of %s: auto chose %s; measured, %s.", ask.place, shown(bands), found)
+        logger.info("Kernels of %s: auto chose %s; measured, %s.", ask.place, shown(taken), found)
         return [(first, last, [*named, *names]) for first, last, names in bands], str(found)
+
+    def _others_have_parts(self, ask: Ask, claimants: Sequence[LoadedSet]) -> bool:
+        """Whether only packages' sets claim an operation, which other sets serve parts of."""
+        if not claimants or any(one.is_builtin for one in claimants) or OPS[ask.op].over_ranks:
+            return False
+        others = [one for one in self._sets if one not in claimants]
+        return any(isinstance(self._claim(one, part), Claim) for part in parts_of(ask) for one in others)
+
+    def _composed(self, ask: Ask, kernels: KernelSet) -> Contender:
+        """Return an operation put together of its parts, as one to be timed; `kernels` brings operands."""
+        name, kernel = self._rest(ask)
+        used = sorted({each for part in parts_of(ask) for each in _names(self._uses[part])})
+        return Contender(name, f"{name} of {', '.join(used)}", kernels, Claim(ask.rows, capturable=True), kernel)
 
     def _as_decided(self, ask: Ask, in_order: Sequence[str]) -> tuple[list[tuple[int, int, list[str]]], str]:
         """Return the order that the first rank has measured.
@@ -397,7 +418,7 @@ class KernelBinder:
                 f"has chosen {', '.join(names) or 'nothing'}; name the sets in the order in which they are to be asked"
             )
         bands = [
-            (first, last, [name, *(each for each in in_order if each != name)] if name in in_order else [*in_order])
+            (first, last, [name, *(each for each in in_order if each != name)] if name in in_order else [])
             for first, last, name in use.served
         ]
         return bands, use.measured

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dovetail.contracts.device import Device
+from dovetail.contracts.device import Device, is_on_host
 from dovetail.contracts.kernels import OPS, Ask, Claim, Kernel, KernelSet
 from dovetail.runtime.kernels.figures import ALIKE, Clock, Figures, digest_of, versions
 from dovetail.runtime.kernels.records import PREFIX, records, shown
@@ -30,6 +30,8 @@ TRIAL_ROWS = (1, 16, 64, 512, 8192)
 """Numbers of rows that are timed; each stands for those between the one before it and itself, the last for all more."""
 MAX_REPEATS, FEW_ROWS = 32, 4096
 """Calls within what is timed, so that a clock sees more than a launch: fewer for more rows."""
+MAX_WORK = 1 << 33
+"""Rows times widths of a call that is timed on the host, a tenth of a second of products: more would delay starts."""
 SEED = 1
 HALVES = ("gate_up", "down")
 """Matrices of experts, of which an operation has both."""
@@ -131,7 +133,7 @@ def contest(ask: Ask, contenders: Sequence[Contender], trials: Trials) -> Contes
 
     None: there is nothing to time, as no set brings operands, the device has no clock, or nothing ran.
     """
-    rows = trial_rows(ask, contenders)
+    rows = trial_rows(ask, contenders, is_on_host(trials.place))
     is_whole = OPS[ask.op].packs or ask.invariant
     sets = [[each.label, each.kernels.library()] for each in contenders]
     facts = [ask.place, ask.dtype, ask.invariant, ask.captured, sets, trials.model, versions(), rows]
@@ -149,10 +151,12 @@ def contest(ask: Ask, contenders: Sequence[Contender], trials: Trials) -> Contes
     return Contest(figures, rows, is_whole)
 
 
-def trial_rows(ask: Ask, contenders: Sequence[Contender]) -> tuple[int, ...]:
-    """Return the numbers of rows that all contenders take; at least one."""
+def trial_rows(ask: Ask, contenders: Sequence[Contender], on_host: bool) -> tuple[int, ...]:
+    """Return the numbers of rows that all contenders take, on the host without those of much work; at least one."""
     first = max(ask.rows[0], *(each.claim.rows[0] for each in contenders), 1)
     last = min(ask.rows[1], *(each.claim.rows[1] for each in contenders))
+    if on_host:
+        last = min(last, MAX_WORK // math.prod(number for _, number in ask.dims))
     return tuple(num for num in TRIAL_ROWS if first <= num <= last) or (first,)
 
 

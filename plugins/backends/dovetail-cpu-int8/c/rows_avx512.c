@@ -13,7 +13,7 @@
 
 enum {
   VECTOR = 64,  /* bytes */
-  AHEAD = 1024, /* how far before its use a weight is fetched */
+  SHORT = 2048, /* inputs of a row from which the processor fetches ahead by itself */
   SEVERAL = 6,  /* tokens from which turning a matrix pays */
   PANEL = 1024, /* inputs of a part of a matrix that stays in the first cache */
 };
@@ -38,34 +38,41 @@ INLINE __m512i sums_of(const __m512i *v) {
   return _mm512_add_epi32(_mm512_shuffle_i32x4(one, two, 0x88), _mm512_shuffle_i32x4(one, two, 0xdd));
 }
 
-/* Add the dots of a vector of inputs of `num` outputs and `rows` tokens. */
-INLINE void add_vectors(const int num, const int rows, const int8_t *weight, int64_t stride, __mmask64 mask,
-                        const uint8_t *bytes, int64_t width, __m512i *sums) {
+/* Add the dots of a vector of inputs: of outputs `first` to `first + some`, of `num`, and `rows` tokens. */
+INLINE void add_vectors(const int num, const int rows, const int first, const int some, const int8_t *weight,
+                        int64_t stride, __mmask64 mask, const uint8_t *bytes, int64_t width, __m512i *sums) {
   __m512i w[8];
-  for (int i = 0; i < num; i++) w[i] = _mm512_maskz_loadu_epi8(mask, weight + i * stride);
+  for (int i = 0; i < some; i++) w[i] = _mm512_maskz_loadu_epi8(mask, weight + (first + i) * stride);
   for (int t = 0; t < rows; t++) {
     const __m512i lower = _mm512_loadu_si512(bytes + 2 * t * width);
     const __m512i upper = _mm512_loadu_si512(bytes + (2 * t + 1) * width);
-    for (int i = 0; i < num; i++) {
-      ADD_DOTS(sums[2 * num * t + i], lower, w[i]);
-      ADD_DOTS(sums[2 * num * t + num + i], upper, w[i]);
+    for (int i = 0; i < some; i++) {
+      ADD_DOTS(sums[2 * num * t + first + i], lower, w[i]);
+      ADD_DOTS(sums[2 * num * t + num + first + i], upper, w[i]);
     }
   }
 }
 
-/* Sums of `num` outputs for `rows` tokens, of which `2 * num * rows` accumulators are at most sixteen. */
-INLINE void tile(const int num, const int rows, const int8_t *weight, int64_t stride, const uint8_t *bytes,
-                 int64_t width, int32_t (*low)[TILE], int32_t (*high)[TILE]) {
+/* Sums of `num` outputs for `rows` tokens, of which `2 * num * rows` accumulators are at most sixteen; `some` outputs
+   are read side by side. Those `ahead` bytes on are fetched meanwhile; 0: they have been. */
+INLINE void tile(const int num, const int rows, const int some, const int8_t *weight, int64_t stride,
+                 const uint8_t *bytes, int64_t width, int32_t (*low)[TILE], int32_t (*high)[TILE], int64_t ahead) {
   __m512i sums[16];
   for (int i = 0; i < 16; i++) sums[i] = _mm512_setzero_si512();
-  int64_t k = 0;
-  for (; k + VECTOR <= stride; k += VECTOR) {
-    if (rows == 1)
-      for (int i = 0; i < num; i++) _mm_prefetch((const char *)weight + i * stride + k + AHEAD, _MM_HINT_T0);
-    add_vectors(num, rows, weight + k, stride, ~0ull, bytes + k, width, sums);
+#pragma GCC unroll 8
+  for (int first = 0; first < num; first += some) {
+    int64_t k = 0;
+    for (; k + VECTOR <= stride; k += VECTOR) {
+      if (ahead)
+        for (int i = 0; i < some; i++)
+          _mm_prefetch((const char *)weight + (first + i) * stride + k + ahead, _MM_HINT_T0);
+      add_vectors(num, rows, first, some, weight + k, stride, ~0ull, bytes + k, width, sums);
+    }
+    if (k < stride) {
+      const __mmask64 mask = _bzhi_u64(~0ull, (unsigned)(stride - k));
+      add_vectors(num, rows, first, some, weight + k, stride, mask, bytes + k, width, sums);
+    }
   }
-  if (k < stride)
-    add_vectors(num, rows, weight + k, stride, _bzhi_u64(~0ull, (unsigned)(stride - k)), bytes + k, width, sums);
   int32_t found[16];
   _mm512_storeu_si512(found, sums_of(sums));
   for (int t = 0; t < rows; t++)
@@ -78,19 +85,24 @@ INLINE void tile(const int num, const int rows, const int8_t *weight, int64_t st
 /* Dots of few tokens, whose vectors lie along the inputs. */
 static void few(const int8_t *weight, int64_t stride, int num, const uint8_t *bytes, int64_t width, int rows,
                 int32_t (*low)[TILE], int32_t (*high)[TILE]) {
+  const int is_short = stride < SHORT;
   int at = 0;
-  for (; rows == 1 && at + 8 <= num; at += 8)
-    tile(8, 1, weight + at * stride, stride, bytes, width, (int32_t(*)[TILE])(low[0] + at),
-         (int32_t(*)[TILE])(high[0] + at));
+  for (; rows == 1 && at + 8 <= num; at += 8) {
+    const int8_t *w = weight + at * stride;
+    int32_t(*lower)[TILE] = (int32_t(*)[TILE])(low[0] + at), (*upper)[TILE] = (int32_t(*)[TILE])(high[0] + at);
+    if (is_short) tile(8, 1, 2, w, stride, bytes, width, lower, upper, 8 * stride);
+    else tile(8, 1, 8, w, stride, bytes, width, lower, upper, SHORT);
+  }
   for (int step = 4; at < num; at += step) {
     const int8_t *w = weight + at * stride;
     step = at + 4 <= num ? 4 : 1;
     for (int t = 0; t < rows;) {
       int32_t(*lower)[TILE] = (int32_t(*)[TILE])(low[t] + at), (*upper)[TILE] = (int32_t(*)[TILE])(high[t] + at);
       const uint8_t *x = bytes + 2 * t * width;
-      if (step == 4 && t + 2 <= rows) tile(4, 2, w, stride, x, width, lower, upper), t += 2;
-      else if (step == 4) tile(4, 1, w, stride, x, width, lower, upper), t += 1;
-      else tile(1, 1, w, stride, x, width, lower, upper), t += 1;
+      const int64_t ahead = t ? 0 : is_short ? 4 * stride : SHORT;
+      if (step == 4 && t + 2 <= rows) tile(4, 2, 4, w, stride, x, width, lower, upper, ahead), t += 2;
+      else if (step == 4) tile(4, 1, 4, w, stride, x, width, lower, upper, ahead), t += 1;
+      else tile(1, 1, 1, w, stride, x, width, lower, upper, 0), t += 1;
     }
   }
 }
@@ -118,14 +130,33 @@ INLINE void turn(const int8_t *weight, int64_t stride, int num, __mmask64 mask, 
   }
 }
 
+/* The part of a matrix that is used next, fetched line by line. */
+struct next {
+  const int8_t *at;
+  int64_t stride, inputs, k;
+  int left; /* rows */
+};
+
+INLINE void fetch(struct next *next) {
+  if (next->left <= 0) return;
+  _mm_prefetch((const char *)next->at + next->k, _MM_HINT_T0);
+  if ((next->k += VECTOR) >= next->inputs) {
+    next->k = 0;
+    next->at += next->stride;
+    next->left--;
+  }
+}
+
 /* Add the sums of a panel of `words` inputs by four to those of `rows` tokens, at most six. */
 INLINE void panel_tile(const int rows, const __m512i (*panel)[2], int64_t words, const uint8_t *bytes, int64_t width,
-                       int32_t (*low)[TILE], int32_t (*high)[TILE]) {
+                       int32_t (*low)[TILE], int32_t (*high)[TILE], struct next *next) {
   __m512i sums[12][2];
   for (int t = 0; t < 2 * rows; t++)
     for (int h = 0; h < 2; h++) sums[t][h] = _mm512_loadu_si512((t % 2 ? high : low)[t / 2] + 16 * h);
   for (int64_t k = 0; k < words; k++) {
     const __m512i one = panel[k][0], two = panel[k][1];
+    fetch(next);
+    fetch(next);
     for (int t = 0; t < 2 * rows; t++) {
       int32_t word;
       memcpy(&word, bytes + t * width + 4 * k, sizeof word);
@@ -151,16 +182,20 @@ static void many(const int8_t *weight, int64_t stride, int num, const uint8_t *b
       for (int h = 0; h < 2; h++)
         turn(weight + 16 * h * stride + first + k, stride, num - 16 * h, mask, (__m512i(*)[2])(panel[k / 4] + h));
     }
-    const int64_t words = (inputs + 3) / 4;
+    const int64_t words = (inputs + 3) / 4, behind = first + inputs;
+    const int is_last = behind == stride;
+    struct next next = {weight + (is_last ? TILE * stride : behind), stride,
+                        is_last ? (stride < PANEL ? stride : PANEL) : stride - behind < PANEL ? stride - behind : PANEL,
+                        0, num};
     for (int t = 0; t < rows; t += 6) {
       const uint8_t *x = bytes + 2 * t * width + first;
       switch (rows - t) {
-      case 1: panel_tile(1, panel, words, x, width, low + t, high + t); break;
-      case 2: panel_tile(2, panel, words, x, width, low + t, high + t); break;
-      case 3: panel_tile(3, panel, words, x, width, low + t, high + t); break;
-      case 4: panel_tile(4, panel, words, x, width, low + t, high + t); break;
-      case 5: panel_tile(5, panel, words, x, width, low + t, high + t); break;
-      default: panel_tile(6, panel, words, x, width, low + t, high + t);
+      case 1: panel_tile(1, panel, words, x, width, low + t, high + t, &next); break;
+      case 2: panel_tile(2, panel, words, x, width, low + t, high + t, &next); break;
+      case 3: panel_tile(3, panel, words, x, width, low + t, high + t, &next); break;
+      case 4: panel_tile(4, panel, words, x, width, low + t, high + t, &next); break;
+      case 5: panel_tile(5, panel, words, x, width, low + t, high + t, &next); break;
+      default: panel_tile(6, panel, words, x, width, low + t, high + t, &next);
       }
     }
   }

@@ -35,7 +35,7 @@ class Packed:
         scale: `[N, 1]`.
     """
 
-    __slots__ = ("address", "num_out", "_held")
+    __slots__ = ("_held", "address", "num_out")
 
     def __init__(self, weight: Tensor, scale: Tensor) -> None:
         weight, scale = weight.contiguous(), (scale[:, 0].float() / MOST).contiguous()
