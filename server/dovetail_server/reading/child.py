@@ -166,9 +166,7 @@ class PreloadedState:
             gc.collect()  # what the template's process had is frozen: this takes a millisecond
             count_most_anew()
 
-    def _done(
-        self, channel: socket.socket, job: wire.BodyJob, addresses: int, num_threads: int
-    ) -> wire.BodyResult:
+    def _done(self, channel: socket.socket, job: wire.BodyJob, addresses: int, num_threads: int) -> wire.BodyResult:
         """Do a job. The process ends by itself when the job's time is over, in native code too."""
         began, before = time.process_time(), most_own_bytes()
         body = [bytes(receive_bytes(channel, job.num_bytes))]
