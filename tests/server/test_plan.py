@@ -130,7 +130,7 @@ def test_the_plan_of_quantised_weights(tmp_path: Path, capsys: pytest.CaptureFix
         (["--device-memory", "80GiB", "--max-total-tokens", "3"], ["--max-total-tokens 3", "one page of 16"]),
         (["--device-memory", "lots"], ["--device-memory 'lots'", "80GiB"]),
         (["--device-memory", "1MiB"], ["--device-memory '1MiB'", "0.50 GiB"]),
-        (["--device-memory"], ["--device-memory", "expected a size"]),
+        (["--device-memory"], ["--device-memory", "expected one argument"]),
         (["--mem-fraction-static", "2"], ["--mem-fraction-static '2'", "give a number above 0 and below 1"]),
         (["--gpu-memory-utilization", "0.9", "--mem-fraction-static", "0.8"], ["give one of them"]),
         (["--gpu-memory-utilization", "0.9", "--device", "cpu"], ["--gpu-memory-utilization 0.9", "cpu"]),

@@ -130,7 +130,10 @@ def test_of_a_folder_every_file_is_answered_once(tmp_path: Path) -> None:
         (["-i", "{in}", "-o", "{in}", "--ray"], "that is the folder of the inputs; give another one"),
         (["-i", "{file}", "-o", "{out}", "--ray"], "a folder; give a file"),
         (["-i", "{file}", "-o", "{none}", "--replicas", "2"], "--replicas 2: only --ray has replicas"),
-        (["-i", "{file}", "-o", "{none}", "--ray", "--replicas", "0"], "--replicas '0': expected a number from 1"),
+        (
+            ["-i", "{file}", "-o", "{none}", "--ray", "--replicas", "0"],
+            "--replicas: expected a whole number of at least 1, not '0'",
+        ),
     ],
 )
 def test_wrong_arguments_are_one_line(

@@ -157,7 +157,7 @@ def test_run_batch(tmp_path: Path) -> None:
         (["-i", "none.jsonl", "-o", "out"], "no such file"),
         (["-i", "in.jsonl", "-o", "none/out"], "its folder does not exist"),
         (["-i", "in.jsonl", "-o", "out", "--no-such-flag"], "--no-such-flag: unknown option"),
-        (["-i", "in.jsonl", "-o"], "-o: expected a file"),
+        (["-i", "in.jsonl", "-o"], "-o/--output-file: expected one argument"),
         (["-i", "in.jsonl", "-o", "out"], "the first request cannot be read"),
         (["-i", "other.jsonl", "-o", "out"], "'/v1/moderations' is none of"),
     ],

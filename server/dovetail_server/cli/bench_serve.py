@@ -11,7 +11,7 @@ from dovetail.base.distribution import install_extra
 from dovetail.contracts.errors import ConfigError
 from dovetail_server.bench.options import ServeOptions
 from dovetail_server.bench.workloads import CHAT_SUITES, SUITES, Workload
-from dovetail_server.cli.option_tables import BenchParser, filled
+from dovetail_server.cli.option_tables import BenchParser, cut_at_dashes, filled
 
 OF_A_SUITE = ("num_prompts", "concurrency", "request_rate", "input_len", "output_len", "shared_prefix_len", "stream")
 OF_LENGTHS = ("input_len", "shared_prefix_len")
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
         ConfigError: What the user can fix.
         DovetailError: What went wrong on the way.
     """
-    own, flags = split_flags(argv)
+    own, flags = cut_at_dashes(argv)
     options = options_from(BenchParser("serve").read(own), flags)
     try:
         from dovetail_server.bench import report, serve
@@ -34,14 +34,6 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"aiohttp is not installed; run `{install_extra('bench')}`") from None
     report.check_json(options.json)
     return serve.main(options)
-
-
-def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the benchmark's own arguments, and the server's flags after `--`."""
-    if "--" not in argv:
-        return list(argv), []
-    at = list(argv).index("--")
-    return list(argv[:at]), list(argv[at + 1 :])
 
 
 def options_from(args: argparse.Namespace, flags: Sequence[str]) -> ServeOptions:

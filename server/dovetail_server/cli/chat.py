@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.contracts.errors import ConfigError
 from dovetail_server.cli.exits import exit_code
+from dovetail_server.cli.option_tables import cut_at_dashes
 
 if TYPE_CHECKING:
     from dovetail_server.terminal.chat import Ask
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     """Chat. Exit code 2 for what the user can fix, 1 for what the server could not do."""
-    own, flags = split(argv)
+    own, flags = cut_at_dashes(argv)
     parser = argparse.ArgumentParser(
         allow_abbrev=False,
         prog="dovetail chat",
@@ -44,12 +45,6 @@ def main(argv: list[str]) -> int:
         return 0
 
     return exit_code("chat", work)
-
-
-def split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Cut the arguments at `--`."""
-    at = argv.index("--") if "--" in argv else len(argv)
-    return argv[:at], argv[at + 1 :]
 
 
 def _leave(number: int, _: object) -> None:

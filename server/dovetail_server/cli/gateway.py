@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from dovetail.base import log
 from dovetail.contracts.errors import ConfigError
 from dovetail_server.cli.exits import exit_code
+from dovetail_server.cli.option_tables import CommandParser
 from dovetail_server.cli.options import load_settings, parse_flags
 from dovetail_server.cli.serve import serve_several
 from dovetail_server.settings.serve import ServeSettings
@@ -80,16 +81,10 @@ def split_workers(argv: list[str]) -> tuple[list[str], list[str]]:
     Raises:
         ConfigError: None is given, one twice, or one that is no address of a server.
     """
-    urls: list[str] = []
-    others: list[str] = []
-    arguments = iter(argv)
-    for arg in arguments:
-        name, equals, value = arg.partition("=")
-        if name != "--worker":
-            others.append(arg)
-            continue
-        given = value if equals else next(arguments, "")
-        urls.append(checked(given))
+    parser = CommandParser("dovetail gateway", add_help=False)
+    parser.add_argument("--worker", action="append", default=[], type=checked, metavar="URL")
+    found, others = parser.parse_known_args(argv)
+    urls: list[str] = found.worker
     if not urls:
         raise ConfigError(
             "no --worker is given; give the address of each server, such as --worker http://10.0.0.5:30000"

@@ -18,24 +18,34 @@ from dovetail_server.bench.workloads import Span
 T = TypeVar("T")
 
 
-class BenchParser(argparse.ArgumentParser):
-    """Raises instead of exiting, and names the nearest option for an unknown one."""
+class CommandParser(argparse.ArgumentParser):
+    """Raises instead of exiting."""
+
+    def __init__(self, prog: str, **more: Any) -> None:
+        super().__init__(prog=prog, allow_abbrev=False, **more)
+
+    def error(self, message: str) -> NoReturn:
+        """Turn argparse's complaint into ours.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(message.removeprefix("argument "))
+
+
+class BenchParser(CommandParser):
+    """Names the nearest option for an unknown one."""
 
     def __init__(self, name: str) -> None:
         """Take the options of a benchmark from `bench.json`."""
         table = json.loads(Path(__file__).with_name("bench.json").read_text("utf-8"))[name]
         super().__init__(
-            prog=f"dovetail bench {name}",
+            f"dovetail bench {name}",
             description=table["about"],
-            allow_abbrev=False,
             formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
         )
         for title, options in table["groups"].items():
             add_options(self.add_argument_group(title) if title else self, options)
-
-    def error(self, message: str) -> NoReturn:
-        """Turn argparse's complaint into ours."""
-        raise ConfigError(message.removeprefix("argument "))
 
     def options(self) -> list[str]:
         """List every option."""
@@ -80,6 +90,12 @@ def unknown(arg: str, known: Sequence[str], prog: str) -> str:
     near = difflib.get_close_matches(arg.split("=", 1)[0], known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"`{prog} --help` lists the options"
     return f"{arg.split('=', 1)[0]}: unknown option; {hint}"
+
+
+def cut_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the command's own arguments, and those behind `--`."""
+    at = list(argv).index("--") if "--" in argv else len(argv)
+    return list(argv[:at]), list(argv[at + 1 :])
 
 
 def with_dashes(argv: Sequence[str]) -> list[str]:

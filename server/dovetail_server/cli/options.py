@@ -30,6 +30,7 @@ from dovetail.processing.plugin_settings import (
     is_secret,
     merge_options,
 )
+from dovetail_server.cli.option_tables import CommandParser
 from dovetail_server.compat.arguments import ArgumentTranslation
 from dovetail_server.compat.environment import check as compat_environment
 from dovetail_server.settings.serve import ServeSettings
@@ -87,14 +88,14 @@ NOTES = "(notes)"
 """Where parsed flags carry what is to be said of them: no setting has such a name."""
 
 
-class OptionParser(argparse.ArgumentParser):
-    """Raises instead of exiting, so that every mistake is reported in one way."""
+class OptionParser(CommandParser):
+    """Says what is wrong with a second model path."""
 
     def error(self, message: str) -> NoReturn:
         """Turn argparse's complaint into ours."""
         if message.startswith("unrecognized arguments: "):
             raise ConfigError(f"one model path is expected, but there is also {message.split(': ', 1)[1]!r}")
-        raise ConfigError(message.removeprefix("argument "))
+        super().error(message)
 
 
 class Once(argparse.Action):
@@ -182,8 +183,7 @@ def build_parser(show_all: bool) -> OptionParser:
     if show_all:
         more = " Flags of SGLang, vLLM and llama.cpp are known too: translated, ignored with a log line, or rejected."
     parser = OptionParser(
-        prog="dovetail serve",
-        allow_abbrev=False,
+        "dovetail serve",
         add_help=False,
         usage="dovetail serve [MODEL] [options]",
         description=f"Serve MODEL, a directory or hub name, over HTTP; without MODEL, a small demo model.{more} "
@@ -250,6 +250,18 @@ def parse_flags(argv: Sequence[str]) -> dict[str, Any] | str:
     given = {k: v for k, v in values.items() if k in ServeSettings.model_fields and v is not argparse.SUPPRESS}
     notes = {NOTES: tuple(translation.notes)} if translation.notes else {}
     return {**given, **notes, "plugins": plugins} if plugins else {**given, **notes}
+
+
+def read_settings(argv: Sequence[str]) -> ServeSettings:
+    """Read the options of `dovetail serve` that another command takes beside its own.
+
+    Raises:
+        ConfigError: One is unknown or wrong, or a help text is asked for that is none of that command.
+    """
+    flags = parse_flags(argv)
+    if isinstance(flags, str):
+        raise ConfigError("`dovetail serve --help=all` lists the options of the model and its engine")
+    return load_settings(flags)
 
 
 def load_settings(flags: dict[str, Any]) -> ServeSettings:

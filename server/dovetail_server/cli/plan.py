@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dovetail.contracts.errors import ConfigError
 from dovetail_server.cli.exits import OF_A_MODEL, exit_code
+from dovetail_server.cli.option_tables import CommandParser
 
 if TYPE_CHECKING:
     from dovetail.base.settings import EngineSettings
@@ -34,15 +35,6 @@ The options of `dovetail serve` that concern memory can be given too: --device, 
 """
 
 
-@dataclass(slots=True)
-class PlanArgs:
-    """The command's own arguments."""
-
-    device_memory: str | None
-    as_json: bool
-    others: list[str]
-
-
 def main(argv: list[str]) -> int:
     """Print the plan. Exit code 2 for what the user can fix, a model that does not fit included."""
     if any(arg in {"-h", "--help"} for arg in argv):
@@ -51,10 +43,10 @@ def main(argv: list[str]) -> int:
     return exit_code("plan", lambda: show(parse(argv)), OF_A_MODEL)
 
 
-def show(wish: PlanArgs) -> int:
+def show(wish: argparse.Namespace) -> int:
     """Print a plan; raises as `plan` does."""
     found = plan(wish)
-    if wish.as_json:
+    if wish.json:
         print(json.dumps(found.as_dict(), indent=2))
     else:
         from dovetail.runtime.memory.host import print_table
@@ -65,29 +57,21 @@ def show(wish: PlanArgs) -> int:
     return 0
 
 
-def parse(argv: list[str]) -> PlanArgs:
-    """Split off the command's own arguments.
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the command's own arguments; the rest becomes `others`.
 
     Raises:
         ConfigError: A value is missing.
     """
-    wish = PlanArgs(None, False, [])
-    rest = list(argv)
-    while rest:
-        arg = rest.pop(0)
-        name, equals, value = arg.partition("=")
-        if name == "--json":
-            wish.as_json = True
-        elif name == "--device-memory":
-            if not equals and not rest:
-                raise ConfigError("--device-memory: expected a size, such as 80GiB")
-            wish.device_memory = value if equals else rest.pop(0)
-        else:
-            wish.others.append(arg)
-    return wish
+    parser = CommandParser("dovetail plan", add_help=False)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--device-memory", metavar="SIZE, such as 80GiB")
+    args, others = parser.parse_known_args(argv)
+    args.others = others
+    return args
 
 
-def plan(wish: PlanArgs) -> MemoryPlan:
+def plan(wish: argparse.Namespace) -> MemoryPlan:
     """Make the plan with the engine's own function.
 
     Raises:
@@ -98,11 +82,10 @@ def plan(wish: PlanArgs) -> MemoryPlan:
     from dovetail.runtime.cache_dtype import with_cache_dtype
     from dovetail.runtime.checkpoint.weight_size import head_row_bytes, weight_size
     from dovetail.runtime.memory.plan import plan_memory
-    from dovetail_server.cli.options import load_settings, parse_flags
+    from dovetail_server.cli.options import read_settings
     from dovetail_server.start import preflight
 
-    flags = parse_flags(wish.others)
-    given: ServeSettings = preflight.with_model(load_settings(flags if isinstance(flags, dict) else {}))
+    given: ServeSettings = preflight.with_model(read_settings(wish.others))
     elsewhere = None if wish.device_memory is None else given.device
     is_read = given.load_format.lower() != "dummy"  # what is made up may be of a folder without a tokenizer
     found = examine(given, text=is_read, device=elsewhere)

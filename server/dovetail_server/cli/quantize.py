@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dovetail.contracts.errors import ConfigError
 from dovetail_server.cli.exits import exit_code
+from dovetail_server.cli.option_tables import CommandParser
 
 USAGE = """usage: dovetail quantize MODEL OUT --method METHOD
 
@@ -30,25 +31,13 @@ def main(argv: list[str]) -> int:
     return exit_code("quantize", lambda: write(parse(argv)))
 
 
-class QuantizeParser(argparse.ArgumentParser):
-    """Says what is wrong as all commands do."""
-
-    def error(self, message: str) -> None:  # type: ignore[override]
-        """Raise what is wrong.
-
-        Raises:
-            ConfigError: Always.
-        """
-        raise ConfigError(f"{message}; `dovetail quantize --help` shows what can be given")
-
-
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the arguments.
 
     Raises:
         ConfigError: One is missing, unknown or wrong.
     """
-    parser = QuantizeParser(prog="dovetail quantize", add_help=False, allow_abbrev=False)
+    parser = CommandParser("dovetail quantize", add_help=False)
     parser.add_argument("model", metavar="MODEL", type=Path)
     parser.add_argument("out", metavar="OUT", type=Path)
     parser.add_argument("--method", choices=METHODS, required=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail.base.distribution import install_extra
 from dovetail.contracts.errors import ConfigError
 from dovetail_server.cli.exits import exit_code
+from dovetail_server.cli.option_tables import CommandParser, count
 
 if TYPE_CHECKING:
     from dovetail_server.settings.serve import ServeSettings
@@ -29,18 +30,6 @@ Every option of `dovetail serve` that concerns the model can be given too: `dove
 """
 
 
-@dataclass(slots=True)
-class RunBatchArgs:
-    """The command's own arguments."""
-
-    source: Path
-    target: Path
-    shows_progress: bool
-    others: list[str]
-    uses_ray: bool = False
-    num_replicas: int | None = None
-
-
 def main(argv: list[str]) -> int:
     """Run a file. Exit code 2 for what the user can fix, 1 for what the engine could not do."""
     if not argv or any(arg in {"-h", "--help"} for arg in argv):
@@ -56,56 +45,34 @@ def read_and_run(argv: list[str]) -> int:
         ConfigError: The user can fix it.
         DovetailError: The engine could not do it.
     """
+    from dovetail_server.cli.options import read_settings
+
     wish = parse(argv)
-    return run(wish, settings_from(wish.others))
+    return run(wish, read_settings(wish.others))
 
 
-def parse(argv: list[str]) -> RunBatchArgs:
-    """Read the command's own arguments.
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the command's own arguments; the rest becomes `others`.
 
     Raises:
         ConfigError: One is missing or names no usable file.
     """
-    paths: dict[str, str] = {}
-    names = {"-i": "-i", "--input-file": "-i", "-o": "-o", "--output-file": "-o"}
-    others: list[str] = []
-    shows_progress, uses_ray = True, False
-    num_replicas: int | None = None
-    rest = list(argv)
-    while rest:
-        arg = rest.pop(0)
-        name, equals, value = arg.partition("=")
-        if name == "--no-progress":
-            shows_progress = False
-        elif name == "--ray" and not equals:
-            uses_ray = True
-        elif name == "--replicas":
-            num_replicas = count(value if equals else rest.pop(0) if rest else "")
-        elif name in names:
-            if not equals and not rest:
-                raise ConfigError(f"{name}: expected a file")
-            paths[names[name]] = value if equals else rest.pop(0)
-        else:
-            others.append(arg)
-    for name, what in (("-i", "--input-file FILE, the requests"), ("-o", "--output-file FILE, for the replies")):
-        if name not in paths:
-            raise ConfigError(f"{name} is missing; give {what}")
-    source, target = Path(paths["-i"]), Path(paths["-o"])
-    if num_replicas is not None and not uses_ray:
-        raise ConfigError(f"--replicas {num_replicas}: only --ray has replicas; give it, too")
-    check_paths(source, target, may_be_folders=uses_ray)
-    return RunBatchArgs(source, target, shows_progress, others, uses_ray, num_replicas)
-
-
-def count(text: str) -> int:
-    """Read a number of replicas.
-
-    Raises:
-        ConfigError: It is none.
-    """
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"--replicas {text!r}: expected a number from 1")
-    return int(text)
+    parser = CommandParser("dovetail run-batch", add_help=False)
+    parser.add_argument("-i", "--input-file", dest="source", type=Path)
+    parser.add_argument("-o", "--output-file", dest="target", type=Path)
+    parser.add_argument("--no-progress", dest="shows_progress", action="store_false")
+    parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--replicas", type=count)
+    args, others = parser.parse_known_args(argv)
+    args.others = others
+    if args.source is None:
+        raise ConfigError("-i is missing; give --input-file FILE, the requests")
+    if args.target is None:
+        raise ConfigError("-o is missing; give --output-file FILE, for the replies")
+    if args.replicas is not None and not args.ray:
+        raise ConfigError(f"--replicas {args.replicas}: only --ray has replicas; give it, too")
+    check_paths(args.source, args.target, may_be_folders=args.ray)
+    return args
 
 
 def check_paths(source: Path, target: Path, *, may_be_folders: bool) -> None:
@@ -129,17 +96,7 @@ def check_paths(source: Path, target: Path, *, may_be_folders: bool) -> None:
         raise ConfigError(f"-o {str(target)!r}: its folder does not exist")
 
 
-def settings_from(argv: list[str]) -> ServeSettings:
-    """Read what is left as the options of `dovetail serve`."""
-    from dovetail_server.cli.options import load_settings, parse_flags
-
-    flags = parse_flags(argv)
-    if isinstance(flags, str):
-        raise ConfigError("`dovetail serve --help=all` shows the options of the model")
-    return load_settings(flags)
-
-
-def run(wish: RunBatchArgs, settings: ServeSettings) -> int:
+def run(wish: argparse.Namespace, settings: ServeSettings) -> int:
     """Check what is cheap to check, then run."""
     import asyncio
 
@@ -150,7 +107,7 @@ def run(wish: RunBatchArgs, settings: ServeSettings) -> int:
     if "log_level" not in settings.model_fields_set:
         settings = settings.model_copy(update={"log_level": "warning"})  # the progress bar tells the rest
     log.setup(settings.log_level, form=settings.log_format)
-    if wish.uses_ray:
+    if wish.ray:
         return run_on_ray(wish, settings)
     prepared = prepare(preflight.with_model(settings))
     from dovetail_server.start.offline_batch import run_file
@@ -158,7 +115,7 @@ def run(wish: RunBatchArgs, settings: ServeSettings) -> int:
     return asyncio.run(run_file(prepared, wish.source, wish.target, wish.shows_progress))
 
 
-def run_on_ray(wish: RunBatchArgs, settings: ServeSettings) -> int:
+def run_on_ray(wish: argparse.Namespace, settings: ServeSettings) -> int:
     """Run on a Ray cluster.
 
     Raises:
@@ -171,4 +128,4 @@ def run_on_ray(wish: RunBatchArgs, settings: ServeSettings) -> int:
             raise
         text = f"--ray needs {error.name}, which is not installed: {install_extra('ray')}"
         raise ConfigError(text) from None
-    return run_files(settings, wish.source, wish.target, wish.num_replicas, wish.shows_progress)
+    return run_files(settings, wish.source, wish.target, wish.replicas, wish.shows_progress)

@@ -35,20 +35,10 @@ def main(argv: list[str]) -> int:
     if any(arg in {"-h", "--help"} for arg in argv):
         print(USAGE, end="")
         return 0
+    from dovetail_server.cli.options import read_settings
+
     log.follow("server")
-    return exit_code("warm", lambda: warm(read(argv)))
-
-
-def read(argv: list[str]) -> ServeSettings:
-    """Read the options of `dovetail serve`.
-
-    Raises:
-        ConfigError: One is unknown or wrong.
-    """
-    from dovetail_server.cli.options import load_settings, parse_flags
-
-    flags = parse_flags(argv)
-    return load_settings(flags if isinstance(flags, dict) else {})
+    return exit_code("warm", lambda: warm(read_settings(argv)))
 
 
 def warm(settings: ServeSettings) -> int:
