@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from fastapi import Depends
 from starlette.requests import Request
 
 from dovetail import __version__
@@ -17,12 +18,12 @@ from dovetail_server.apis.guarded import watch
 from dovetail_server.apis.loaded import of_packages, owners_of
 from dovetail_server.apis.responses.keeper import Memory
 from dovetail_server.apis.routes import BUILT_IN
+from dovetail_server.batches.lazy import LazyStorage
 from dovetail_server.metrics.exposition import Metrics
 from dovetail_server.observe.slow_log import SlowLog
 from dovetail_server.reading.context import ReadingContext
 from dovetail_server.serving.hooks import ApiHooks
 from dovetail_server.settings.serve import ServeSettings
-from dovetail_server.storage.lazy import LazyStorage
 from dovetail_server.tenants.tenant import Tenant
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class ServerState(ReadingContext):
         """… and whose they are."""
         self.remembered = Memory(settings.max_queued_bytes // 4)
         """Last responses of WebSockets, where no store has them."""
-        self.storage: LazyStorage[StorageService] = LazyStorage(settings, self.tasks, self._open_service)
+        self.storage = LazyStorage(settings, self.tasks, self._open_service)
         """Files and batches, opened when first needed."""
 
     def ready_with(self, text: Processor) -> None:
@@ -186,3 +187,7 @@ async def get_free_state(request: Request) -> ServerState:
     state.check_ready()
     state.check_room()
     return state
+
+
+State = Annotated[ServerState, Depends(get_state)]
+ReadyState = Annotated[ServerState, Depends(get_ready_state)]

@@ -329,7 +329,7 @@ def test_readiness_comes_back_by_itself(
     make_harness: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder that can be used again makes the server ready again, though nobody uploads anything."""
-    monkeypatch.setattr("dovetail_server.storage.lazy.RETRY_S", 0.05)
+    monkeypatch.setattr("dovetail_server.batches.lazy.RETRY_S", 0.05)
     (tmp_path / "taken").write_text("a file")
     harness = make_harness(file_storage_path=tmp_path / "taken")
     assert Api(harness).upload(jsonl(line("a"))).status_code == 503

@@ -54,7 +54,7 @@ class StorageService:
         self.processes = Processes(database, self.lease)
         self.batches = BatchStore(database, self.processes, state.served)
         self.lines = LineStore(database, self.lease, self.processes)
-        self.writer = ResultWriter(self.lines, layout, settings.min_free_disk_bytes, self._on_saved)
+        self.writer = ResultWriter(self.lines, layout, settings.min_free_disk_bytes, lambda: self.runner.wake())
         self.finalizer = BatchFinalizer(
             self.batches,
             self.lines,
@@ -114,9 +114,6 @@ class StorageService:
         """Why files and batches do not work now, or None."""
         found = (self.writer.problem, self.runner.problem, self.batch_lifecycle.problem, *self._problems.values())
         return next((problem for problem in found if problem is not None), None)
-
-    def _on_saved(self) -> None:
-        self.runner.wake()
 
     async def create(self, owner: str, request: BatchRequest, num_total: int = 0) -> Batch:
         """Accept a batch; `num_total` are its lines, where they are known.

@@ -8,31 +8,11 @@ from dovetail.base import log
 from dovetail.contracts.errors import ConfigError
 from dovetail_server.cli.exits import exit_code
 from dovetail_server.cli.option_tables import CommandParser
-from dovetail_server.cli.options import load_settings, parse_flags
+from dovetail_server.cli.options import HELP, load_settings, parse_flags
 from dovetail_server.cli.serve import serve_several
 from dovetail_server.settings.serve import ServeSettings
 
-FIELDS = frozenset(
-    (
-        *(
-            "config",
-            "host",
-            "port",
-            "api_key",
-            "admin_api_key",
-            "keys_file",
-            "resume_key",
-            "closed_probes",
-            "open_metrics",
-            "allow_origins",
-        ),
-        *("allowed_hosts", "max_connections", "max_connections_per_address", "header_timeout", "body_timeout"),
-        *("min_body_rate", "keep_alive_timeout", "root_path", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password"),
-        *("max_queued_bytes", "max_body_bytes", "max_file_bytes", "stream_write_timeout", "drain_timeout"),
-        *("drain_grace", "log_level", "log_format", "disable_access_log", "disable_playground"),
-        *("apis", "plugin_allow", "plugin_deny", "plugins_locked", "plugin_file", "plugins_dir", "plugin_timeout"),
-    )
-)
+FIELDS = frozenset(HELP["gateway"].split())
 """Settings of `dovetail serve` that are about the address and its routes, not about the model behind it."""
 USAGE = """usage: dovetail gateway --worker URL --worker URL … [options]
 

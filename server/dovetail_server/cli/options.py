@@ -41,8 +41,8 @@ from dovetail_server.settings.serve import ServeSettings
 # value as text. Once the plugins are chosen, `dovetail.processing.plan` asks their classes what options exist and of
 # what type.
 
-_HELP: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("help.json").read_text("utf-8"))
-GROUPS, METAVARS = _HELP["groups"], _HELP["metavars"]
+HELP: dict[str, Any] = json.loads(Path(__file__).with_name("help.json").read_text("utf-8"))
+GROUPS, METAVARS = HELP["groups"], HELP["metavars"]
 """The settings of each group of flags, and those of each metavar, which says the unit."""
 GROUP_OF = {name: title for title, names in GROUPS.items() for name in names.split()}
 _METAVAR_OF = {name: metavar for metavar, names in METAVARS.items() for name in names.split()}

@@ -29,18 +29,20 @@ from dovetail_server.apis.routes import RESPONSES as ROUTE
 from dovetail_server.errors import catalogue as errors
 from dovetail_server.reading.intake import TEXT_BYTES, is_quick
 from dovetail_server.reading.request import not_beside_prompts, read
-from dovetail_server.reading.tasks import COMPACT, INPUT_TOKENS, RESPONSES
+from dovetail_server.reading.tasks import COMPACT, INPUT_TOKENS, RESPONSES, Task
 from dovetail_server.reading.wire import BodyResult, Question
 from dovetail_server.serving.job import Job, make_job
 from dovetail_server.serving.sse import cancel_on_disconnect
 
 if TYPE_CHECKING:
+    from dovetail.processing.processor import Processor
     from dovetail_server.apis.responses.conversations import ConversationStore
     from dovetail_server.apis.responses.store import ResponseStore
     from dovetail_server.reading.context import ReadingContext
 
 logger = logging.getLogger("dovetail.server")
 T = TypeVar("T")
+Q = TypeVar("Q", InputTokensRequest, CompactRequest)
 Adjust = Callable[[ResponsesRequest], ResponsesRequest]
 
 
@@ -95,6 +97,40 @@ async def watched(http: HttpRequest | None, work: Coroutine[Any, Any, T]) -> T:
     return await (work if http is None else cancel_on_disconnect(http, work))
 
 
+async def unanswered(
+    state: ReadingContext,
+    raw: bytes,
+    entry: BodyEntry,
+    task: Task[Q],
+    here: Callable[[Processor, Q, str, ReferencedItems], T],
+    elsewhere: Callable[[BodyResult], T],
+) -> T:
+    """Read a body that is not answered itself, and return what is made of it.
+
+    Args:
+        state: The server's.
+        raw: The body.
+        entry: What it refers to is fetched by it.
+        task: What another process reads it as.
+        here: Reads it in a thread of this process.
+        elsewhere: Unpacks what another process has read.
+
+    Raises:
+        RequestError: See `begin`.
+        ServiceError: See `begin`.
+    """
+    answer = entry.answer_of(task.model)
+    if not state.bodies.takes(len(raw)):
+        request = await read(raw, task.model)
+        found = await entry.open(responses.as_response(request), references_of(request))
+        if not state.bodies.takes(found.num_bytes):
+            with suppress(InlineCostError):
+                return await asyncio.to_thread(here, state.text, request, entry.response_id, found)
+        answer = given(found)
+    outcome = await state.bodies.run(task, raw, owner=entry.owner, context=entry.response_id, answer=answer)
+    return await asyncio.to_thread(elsewhere, outcome)
+
+
 async def count(state: ReadingContext, raw: bytes, owner: str) -> bytes:
     """Count the tokens of a response's prompt, nothing left out, and return the reply.
 
@@ -103,21 +139,7 @@ async def count(state: ReadingContext, raw: bytes, owner: str) -> bytes:
         ServiceError: See `begin`.
     """
     entry = BodyEntry(state, owner)
-    found: ReferencedItems | None = None
-    if not state.bodies.takes(len(raw)):
-        request = await read(raw, InputTokensRequest)
-        found = await entry.open(responses.as_response(request), references_of(request))
-        if not state.bodies.takes(found.num_bytes):
-            with suppress(InlineCostError):
-                return await asyncio.to_thread(responses.count, state.text, request, entry.response_id, found)
-    outcome = await state.bodies.run(
-        INPUT_TOKENS,
-        raw,
-        owner=owner,
-        context=entry.response_id,
-        answer=entry.answer_of(InputTokensRequest) if found is None else given(found),
-    )
-    return outcome.reply or b""
+    return await unanswered(state, raw, entry, INPUT_TOKENS, responses.count, lambda outcome: outcome.reply or b"")
 
 
 async def compact(state: ReadingContext, raw: bytes, owner: str) -> CompactedResponse:
@@ -128,23 +150,7 @@ async def compact(state: ReadingContext, raw: bytes, owner: str) -> CompactedRes
         ServiceError: See `begin`; or the model wrote no summary.
     """
     entry = BodyEntry(state, owner)
-    found: ReferencedItems | None = None
-    made: ReadItems | None = None
-    if not state.bodies.takes(len(raw)):
-        request = await read(raw, CompactRequest)
-        found = await entry.open(responses.as_response(request), references_of(request))
-        if not state.bodies.takes(found.num_bytes):
-            with suppress(InlineCostError):
-                made = await asyncio.to_thread(prompt.read_compact, state.text, request, entry.response_id, found)
-    if made is None:
-        outcome = await state.bodies.run(
-            COMPACT,
-            raw,
-            owner=owner,
-            context=entry.response_id,
-            answer=entry.answer_of(CompactRequest) if found is None else given(found),
-        )
-        made = await asyncio.to_thread(read_items, outcome)
+    made = await unanswered(state, raw, entry, COMPACT, prompt.read_compact, read_items)
     return await compacting.compact(state, made.request, made.items, entry.response_id)
 
 

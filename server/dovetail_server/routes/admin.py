@@ -14,10 +14,9 @@ from dovetail_server.http.auth import CALLER, admin_only
 from dovetail_server.openapi.document import FAILURES, json_route
 from dovetail_server.reading.request import json_body
 from dovetail_server.schema.common import RequestModel, Rid
-from dovetail_server.state import ServerState, get_ready_state
+from dovetail_server.state import ReadyState
 
 router = APIRouter(tags=["server"], dependencies=[Depends(admin_only)])
-State = Annotated[ServerState, Depends(get_ready_state)]
 
 
 class AbortRequest(RequestModel):
@@ -29,14 +28,14 @@ class AbortRequest(RequestModel):
 
 @router.get("/flush_cache", response_model=None, include_in_schema=False)
 @router.post("/flush_cache", response_model=None, responses=FAILURES)
-async def flush_cache(state: State) -> Response:
+async def flush_cache(state: ReadyState) -> Response:
     """Forget cached prefixes; running requests keep their pages."""
     result = await state.engine.control("flush_cache")
     return Response(msgspec.json.encode(result), media_type="application/json")
 
 
 @json_route(router, "/abort_request", body=AbortRequest)
-async def abort_request(body: Annotated[AbortRequest, Depends(json_body(AbortRequest))], state: State) -> Response:
+async def abort_request(body: Annotated[AbortRequest, Depends(json_body(AbortRequest))], state: ReadyState) -> Response:
     """Abort one request with all its choices, or all requests. Without the admin's key, the caller's own ones only."""
     if body.rid is None and not body.abort_all:
         raise RequestError("rid is required, or abort_all: true", param="rid", code="missing_required_parameter")

@@ -11,8 +11,9 @@ from starlette.responses import Response
 from dovetail_server.errors import catalogue as errors
 from dovetail_server.openapi.document import json_route
 from dovetail_server.reading.request import json_body
-from dovetail_server.routes.files import PLAIN_ID, Cursor, State, json_reply, owner_of
+from dovetail_server.routes.files import PLAIN_ID, Cursor, json_reply, owner_of
 from dovetail_server.schema.batches import Batch, BatchList, BatchRequest
+from dovetail_server.state import State
 
 router = APIRouter(tags=["batches"])
 BatchId = Annotated[str, Path(min_length=1, max_length=64, pattern=PLAIN_ID)]

@@ -24,9 +24,9 @@ from dovetail_server.apis.responses.schema import (
 from dovetail_server.errors import catalogue as errors
 from dovetail_server.openapi.document import json_route
 from dovetail_server.reading.request import json_body
-from dovetail_server.routes.files import PLAIN_ID, State, json_reply, owner_of
+from dovetail_server.routes.files import PLAIN_ID, json_reply, owner_of
 from dovetail_server.routes.responses import Include
-from dovetail_server.state import ServerState
+from dovetail_server.state import ServerState, State
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import RowMapping

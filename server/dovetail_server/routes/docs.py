@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 from functools import cache
 from importlib.resources import files
-from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from dovetail_server.playground import Asset
 from dovetail_server.routes.playground import send
-from dovetail_server.state import ServerState, get_state
+from dovetail_server.state import State
 
 router = APIRouter(include_in_schema=False)
 ASSETS = {
@@ -38,7 +37,7 @@ def asset(name: str) -> Asset:
 
 
 @router.get("/")
-async def root(state: Annotated[ServerState, Depends(get_state)]) -> Response:
+async def root(state: State) -> Response:
     """Whoever opens the server's address finds the playground; the documentation where that is switched off."""
     return RedirectResponse("docs" if state.settings.disable_playground else "playground")
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Path, Query
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
@@ -15,10 +15,9 @@ from dovetail.contracts.errors import RequestError
 from dovetail_server.errors.catalogue import ClientGoneError, from_validation
 from dovetail_server.openapi.document import FAILURES, json_route
 from dovetail_server.schema.batches import PURPOSES, ExpiresAfter, FileDeleted, FileList, FileObject, FileUpload
-from dovetail_server.state import ServerState, get_state
+from dovetail_server.state import State
 
 router = APIRouter(tags=["files"])
-State = Annotated[ServerState, Depends(get_state)]
 PLAIN_ID = r"^[A-Za-z0-9_.\-]+$"
 FileId = Annotated[str, Path(min_length=1, max_length=64, pattern=PLAIN_ID)]
 Cursor = Annotated[str | None, Query(min_length=1, max_length=64, pattern=PLAIN_ID)]

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from dovetail_server.http.auth import CALLER, NO_CALLER, PROBES
 from dovetail_server.openapi.document import FAILURES
-from dovetail_server.state import ServerState, get_state
+from dovetail_server.state import State
 
 router = APIRouter(tags=["health"])
-State = Annotated[ServerState, Depends(get_state)]
 RESPONSES: dict[int | str, dict[str, Any]] = {503: {"description": "Not ready", "content": {"application/json": {}}}}
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -16,11 +16,10 @@ from dovetail_server.http.auth import CALLER
 from dovetail_server.http.shown import shown, shown_options
 from dovetail_server.metrics.series import hit_rate
 from dovetail_server.openapi.document import FAILURES
-from dovetail_server.state import ServerState, get_ready_state, get_state
+from dovetail_server.state import ReadyState, State
 from dovetail_server.tenants.tenant import Tenant
 
 router = APIRouter(tags=["server"])
-State = Annotated[ServerState, Depends(get_ready_state)]
 
 
 def json_reply(value: Any) -> Response:
@@ -35,7 +34,7 @@ def shown_reply(value: Any) -> Response:
 
 @router.get("/get_model_info", response_model=None, responses=FAILURES)
 @router.get("/model_info", response_model=None, responses=FAILURES)
-async def model_info(state: State) -> Response:
+async def model_info(state: ReadyState) -> Response:
     """Facts of the model."""
     settings, info = state.settings, state.info
     no_images = state.text.template.no_images
@@ -62,7 +61,7 @@ async def model_info(state: State) -> Response:
 
 @router.get("/get_server_info", response_model=None, responses=FAILURES)
 @router.get("/server_info", response_model=None, responses=FAILURES)
-async def server_info(state: State) -> Response:
+async def server_info(state: ReadyState) -> Response:
     """Version, settings, engine and load."""
     load = await state.engine.control("stats")
     info = msgspec.structs.asdict(state.info)
@@ -88,7 +87,7 @@ async def version() -> Response:
 
 @router.get("/loads", response_model=None, include_in_schema=False)
 @router.get("/v1/loads", response_model=None, responses=FAILURES)
-async def loads(state: State) -> Response:
+async def loads(state: ReadyState) -> Response:
     """The engine's load under SGLang's names, for routers that place requests by it; every section, always."""
     stats = await state.engine.control("stats")
     tally, size = state.metrics.tally, stats["max_total_tokens"]
@@ -115,13 +114,13 @@ async def loads(state: State) -> Response:
 
 
 @router.get("/v1/steps", response_model=None, responses=FAILURES)
-async def steps(state: State, after: Annotated[int, Query(ge=0, le=1 << 62)] = 0) -> Response:
+async def steps(state: ReadyState, after: Annotated[int, Query(ge=0, le=1 << 62)] = 0) -> Response:
     """The engine's last steps, up to 512, the oldest first; those after the step of this number."""
     return json_reply(await state.engine.control("steps", after=after))
 
 
 @router.get("/v1/plugins", response_model=None, responses=FAILURES)
-async def plugins(state: Annotated[ServerState, Depends(get_state)]) -> Response:
+async def plugins(state: State) -> Response:
     """Every plugin that is installed, with its state."""
     return shown_reply(state.registry.listing() if state.registry is not None else {"object": "list", "data": []})
 
@@ -130,7 +129,7 @@ async def plugins(state: Annotated[ServerState, Depends(get_state)]) -> Response
 
 
 @router.get("/props", response_model=None, responses=FAILURES)
-async def props(state: State) -> Response:
+async def props(state: ReadyState) -> Response:
     """Context, slots and template under llama.cpp's names."""
     text, settings = state.text, state.settings
     special = text.tokenizer.special_tokens
@@ -151,7 +150,7 @@ async def props(state: State) -> Response:
 
 
 @router.get("/info", response_model=None, responses=FAILURES)
-async def tgi_info(state: State) -> Response:
+async def tgi_info(state: ReadyState) -> Response:
     """Model and limits under the names of Text Generation Inference."""
     info, context_len = state.info, state.text.limits.context_len
     return shown_reply(
@@ -173,7 +172,7 @@ async def tgi_info(state: State) -> Response:
 
 
 @router.get("/metrics", response_model=None, response_class=PlainTextResponse, responses=FAILURES)
-async def metrics(request: Request, state: Annotated[ServerState, Depends(get_state)]) -> Response:
+async def metrics(request: Request, state: State) -> Response:
     """Counters, gauges and histograms for Prometheus, in its text format or OpenMetrics'."""
     text, media_type = state.metrics.render(request.headers.get("accept", ""))
     return Response(text, headers={"content-type": media_type})
@@ -183,7 +182,7 @@ async def metrics(request: Request, state: Annotated[ServerState, Depends(get_st
 
 
 @router.get("/v1/usage", response_model=None, responses=FAILURES)
-async def usage(state: Annotated[ServerState, Depends(get_state)]) -> Response:
+async def usage(state: State) -> Response:
     """The caller's own use since the server's start, with its limits; for the admin's key, that of every key."""
     caller = CALLER.get()
     seen = state.keys.tenants.values() if caller.is_admin else (state.keys.tenant(caller.owner),)

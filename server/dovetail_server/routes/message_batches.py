@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -28,13 +28,12 @@ from dovetail_server.reading.request import worked
 from dovetail_server.reading.tasks import MESSAGE_BATCH
 from dovetail_server.routes.files import PLAIN_ID, json_reply, owner_of
 from dovetail_server.schema.batches import BatchRequest
-from dovetail_server.state import ServerState, get_ready_state, get_state
+from dovetail_server.state import ReadyState, State
 
 if TYPE_CHECKING:
     from dovetail_server.batches.service import StorageService
 
 router = APIRouter(tags=["messages"])
-State = Annotated[ServerState, Depends(get_state)]
 BatchId = Annotated[str, Path(min_length=1, max_length=64, pattern=PLAIN_ID)]
 Cursor = Annotated[str | None, Query(min_length=1, max_length=64, pattern=PLAIN_ID)]
 INPUT_S = 2 * 24 * 3600
@@ -44,7 +43,7 @@ PATH = "/v1/messages/batches"
 
 
 @json_route(router, PATH, body=MessageBatchRequest, reply=MessageBatch, error=AnthropicError)
-async def create_batch(request: Request, state: Annotated[ServerState, Depends(get_ready_state)]) -> Response:
+async def create_batch(request: Request, state: ReadyState) -> Response:
     """Answer many conversations in the background; one that cannot be answered shows in the results."""
     if state.is_draining:
         raise errors.draining()

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends, Header, Path
+from fastapi import APIRouter, Header, Path
 from starlette.responses import Response
 
 from dovetail.contracts.errors import RequestError
@@ -16,10 +16,9 @@ from dovetail_server.http.auth import CALLER
 from dovetail_server.http.shown import shown
 from dovetail_server.openapi.document import json_route
 from dovetail_server.schema.models import Model, ModelList
-from dovetail_server.state import ServerState, get_ready_state
+from dovetail_server.state import ReadyState, ServerState
 
 router = APIRouter(tags=["openai"])
-State = Annotated[ServerState, Depends(get_ready_state)]
 Version = Annotated[str | None, Header(max_length=64)]
 
 
@@ -31,7 +30,7 @@ def served_models(state: ServerState) -> list[Model]:
 
 
 @json_route(router, "/v1/models", reply=ModelList, other_reply=ModelInfos, methods=("GET",))
-async def list_models(state: State, anthropic_version: Version = None) -> Response:
+async def list_models(state: ReadyState, anthropic_version: Version = None) -> Response:
     """List the names under which the model is served; in Anthropic's form for its clients."""
     models = served_models(state)
     reply: ModelList | ModelInfos = ModelList(data=models)
@@ -51,7 +50,7 @@ def anthropic_model(model: Model) -> ModelInfo:
 @json_route(router, "/v1/models/{model_id:path}", reply=Model, other_reply=ModelInfo, methods=("GET",))
 async def get_model(
     model_id: Annotated[str, Path(min_length=1, max_length=512)],
-    state: State,
+    state: ReadyState,
     anthropic_version: Version = None,
 ) -> Response:
     """Describe one served name."""
@@ -63,7 +62,7 @@ async def get_model(
 
 
 @json_route(router, "/v1/models/{model_id:path}", methods=("DELETE",))
-async def delete_model(model_id: Annotated[str, Path(min_length=1, max_length=512)], state: State) -> Response:
+async def delete_model(model_id: Annotated[str, Path(min_length=1, max_length=512)], state: ReadyState) -> Response:
     """Say that models are not deleted: they are what the server was started with."""
     if model_id not in state.served_names:
         raise errors.model_not_found(model_id, state.served_names)

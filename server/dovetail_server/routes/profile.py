@@ -21,10 +21,9 @@ from dovetail_server.http.auth import admin_only
 from dovetail_server.openapi.document import FAILURES, json_route
 from dovetail_server.reading.request import raw_body, read
 from dovetail_server.schema.common import RequestModel
-from dovetail_server.state import ServerState, get_ready_state
+from dovetail_server.state import ReadyState, ServerState
 
 router = APIRouter(tags=["server"], dependencies=[Depends(admin_only)])
-State = Annotated[ServerState, Depends(get_ready_state)]
 OFF = "profiles are off; start the server with --profile-dir DIR, where they are written"
 PREFIX = re.compile(r"[\w.-]{1,64}")
 
@@ -63,7 +62,7 @@ async def profile_body(request: Request) -> ProfileRequest:
 
 
 @json_route(router, "/start_profile", body=ProfileRequest)
-async def start_profile(body: Annotated[ProfileRequest, Depends(profile_body)], state: State) -> Response:
+async def start_profile(body: Annotated[ProfileRequest, Depends(profile_body)], state: ReadyState) -> Response:
     """Begin to record what the engine's steps do."""
     base = profile_dir(state)
     if body.profile_by_stage:
@@ -88,7 +87,7 @@ async def start_profile(body: Annotated[ProfileRequest, Depends(profile_body)], 
 
 
 @router.post("/stop_profile", response_model=None, responses=FAILURES)
-async def stop_profile(state: State) -> Response:
+async def stop_profile(state: ReadyState) -> Response:
     """End the profile, and answer when its files are written: one for each rank. Requests wait meanwhile."""
     profile_dir(state)
     return answer({"message": "Written.", **await state.engine.control("stop_profile")})

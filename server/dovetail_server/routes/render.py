@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,7 +21,7 @@ from dovetail_server.reading.responses import begin
 from dovetail_server.routes.files import owner_of
 from dovetail_server.serving.generation import Generation
 from dovetail_server.serving.sse import cancel_on_disconnect
-from dovetail_server.state import ServerState, get_ready_state
+from dovetail_server.state import ReadyState
 
 # `…/render`: the reply, as vLLM has it: what the engine would be given.
 
@@ -39,7 +39,6 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 router = APIRouter(tags=["render"])
-State = Annotated[ServerState, Depends(get_ready_state)]
 
 
 def rendered(generation: Generation, model: str, stream: bool | None) -> list[Rendered]:
@@ -67,7 +66,7 @@ def answer(value: Rendered | list[Rendered]) -> Response:
 def add(route: Route, about: str) -> None:
     """Add the route that shows what another route's requests come to."""
 
-    async def endpoint(request: Request, state: State) -> Response:
+    async def endpoint(request: Request, state: ReadyState) -> Response:
         job = await job_of(request, state, route, runs=False)
         found = rendered(job.generation, job.reply.model, job.reply.requests[0].stream)
         return answer(found if route.renders_list else found[0])
@@ -85,7 +84,7 @@ add(MESSAGES, "Return the token ids of a conversation in the form of Anthropic's
 
 
 @json_route(router, "/v1/responses/render", body=ResponsesRequest, reply=Rendered, place="any")
-async def render_response(request: Request, state: State) -> Response:
+async def render_response(request: Request, state: ReadyState) -> Response:
     """Return the token ids of a response's prompt, with the responses that it continues."""
 
     def only_looked_at(asked: ResponsesRequest) -> ResponsesRequest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -24,10 +24,10 @@ from dovetail_server.apis.responses.schema import CompactRequest, Includable, In
 from dovetail_server.openapi.document import json_route
 from dovetail_server.reading.request import raw_body
 from dovetail_server.reading.responses import begin, compact, count, not_background
-from dovetail_server.routes.files import PLAIN_ID, State, json_reply, owner_of
+from dovetail_server.routes.files import PLAIN_ID, json_reply, owner_of
 from dovetail_server.serving import run
 from dovetail_server.serving.sse import cancel_on_disconnect, start
-from dovetail_server.state import ServerState, get_ready_state
+from dovetail_server.state import ReadyState, ServerState, State
 
 if TYPE_CHECKING:
     from dovetail_server.batches.service import StorageService
@@ -65,14 +65,14 @@ async def answered(request: Request, state: ServerState, owner: str, job: Job) -
 
 
 @json_route(router, "/v1/responses/input_tokens", body=InputTokensRequest, reply=InputTokens, place="any")
-async def count_input_tokens(request: Request, state: Annotated[ServerState, Depends(get_ready_state)]) -> Response:
+async def count_input_tokens(request: Request, state: ReadyState) -> Response:
     """Count the tokens of a prompt, with the responses that it continues."""
     reply = await cancel_on_disconnect(request, count(state, await raw_body(request), owner_of(request)))
     return Response(reply, media_type="application/json")
 
 
 @json_route(router, "/v1/responses/compact", body=CompactRequest, reply=CompactedResponse, place="any")
-async def compact_conversation(request: Request, state: Annotated[ServerState, Depends(get_ready_state)]) -> Response:
+async def compact_conversation(request: Request, state: ReadyState) -> Response:
     """Make a conversation shorter: the user's messages stay, the model sums up the rest."""
     return json_reply(await cancel_on_disconnect(request, compact(state, await raw_body(request), owner_of(request))))
 

@@ -19,9 +19,9 @@ from dovetail_server.apis.responses.objects import ItemList
 from dovetail_server.compat.endpoints import why_not
 from dovetail_server.openapi.document import json_route
 from dovetail_server.reading.request import json_body
-from dovetail_server.routes.files import PLAIN_ID, Cursor, State, json_reply, owner_of
+from dovetail_server.routes.files import PLAIN_ID, Cursor, json_reply, owner_of
 from dovetail_server.routes.responses import page_of
-from dovetail_server.state import ServerState
+from dovetail_server.state import ServerState, State
 from dovetail_server.storage.completion_rows import missing, shown_messages, with_metadata
 
 if TYPE_CHECKING:

@@ -7,48 +7,31 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from dovetail.base.supervisor import Supervisor
 from dovetail_server.errors import catalogue as errors
 from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.storage.paths import StoragePaths, storage_folder
 
+if TYPE_CHECKING:
+    from dovetail_server.batches.service import StorageService
+
 logger = logging.getLogger("dovetail.server")
 RETRY_S = 5.0
 CLOSE_S = 15.0
 
 
-class Opened(Protocol):
-    """What is opened: started once, and closed, or abandoned where closing takes too long."""
-
-    @property
-    def problem(self) -> str | None:
-        """Why it cannot be used now, or None."""
-
-    async def start(self) -> None:
-        """Begin."""
-
-    async def close(self) -> None:
-        """End in order."""
-
-    async def abandon(self) -> None:
-        """Close what is open, at once."""
-
-
-S = TypeVar("S", bound=Opened)
-
-
-class LazyStorage(Generic[S]):
+class LazyStorage:
     """One per server."""
 
-    def __init__(self, settings: ServeSettings, tasks: Supervisor, prepare: Callable[[], S]) -> None:
+    def __init__(self, settings: ServeSettings, tasks: Supervisor, prepare: Callable[[], StorageService]) -> None:
         """Open nothing yet; `prepare` imports, creates and migrates, and is called in a worker thread."""
         self._settings = settings
         self._tasks = tasks
         self._prepare = prepare
-        self._service: S | None = None
-        self._opening: asyncio.Task[S] | None = None
+        self._service: StorageService | None = None
+        self._opening: asyncio.Task[StorageService] | None = None
         self._lock = asyncio.Lock()
         self._is_closed = False
         self._open_problem: str | None = None
@@ -64,7 +47,7 @@ class LazyStorage(Generic[S]):
         settings = self._settings
         return settings.database_url is not None or StoragePaths(storage_folder(settings)).database.exists()
 
-    async def get(self) -> S:
+    async def get(self) -> StorageService:
         """Return the open service.
 
         Raises:
@@ -78,7 +61,7 @@ class LazyStorage(Generic[S]):
         # Who asks may leave: others wait for the same, and what is half open would be left so.
         return await asyncio.shield(self._opening)
 
-    async def _open_once(self) -> S:
+    async def _open_once(self) -> StorageService:
         async with self._lock:
             self._tried = time.monotonic()
             try:
@@ -89,7 +72,7 @@ class LazyStorage(Generic[S]):
             self._open_problem = None
             return self._service
 
-    async def _open(self) -> S:
+    async def _open(self) -> StorageService:
         if self._is_closed:
             raise errors.draining()
         service = await asyncio.to_thread(self._prepare)
