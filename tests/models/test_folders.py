@@ -20,7 +20,7 @@ from dovetail.text.tokenizer.ends import end_ids
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_models.qwen3 import Qwen3
 from dovetail_server.cli import main as dovetail
-from dovetail_server.cli.info import info
+from dovetail_server.cli.model_facts import info
 
 WHOLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"

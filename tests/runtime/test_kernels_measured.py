@@ -23,7 +23,7 @@ from dovetail.runtime.kernels.contest import TRIAL_ROWS, Trials, trial_rows
 from dovetail.runtime.start import check
 from dovetail.sdk.quantization.forms import Int4
 from dovetail.sdk.trials import MADE, operands
-from dovetail_server.cli import info
+from dovetail_server.cli import model_facts as info
 from dovetail_testing.engine import make_core
 from dovetail_testing.models import make_model
 
