@@ -37,8 +37,7 @@ async def list_batches(
     """List batches, newest first."""
     service = await state.storage.get()
     data, has_more = await service.page(owner_of(request), after, limit)
-    ends = (data[0].id, data[-1].id) if data else (None, None)
-    return json_reply(BatchList(data=data, first_id=ends[0], last_id=ends[1], has_more=has_more))
+    return json_reply(BatchList.of(data, [batch.id for batch in data], has_more))
 
 
 @json_route(router, "/v1/batches/{batch_id}", reply=Batch, methods=("GET",))

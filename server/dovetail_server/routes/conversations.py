@@ -79,8 +79,7 @@ def read_items(given: list[dict[str, Any]] | None, no_images: str) -> list[Item]
 
 def listed(items: Sequence[Any], *, has_more: bool) -> Response:
     """Return items as a list."""
-    ends = (items[0]["id"], items[-1]["id"]) if items else (None, None)
-    return json_reply(ItemList(data=list(items), first_id=ends[0], last_id=ends[1], has_more=has_more))
+    return json_reply(ItemList.of(items, [item["id"] for item in items], has_more))
 
 
 @json_route(router, "/v1/conversations", body=ConversationRequest, reply=ConversationObject)

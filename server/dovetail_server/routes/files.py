@@ -125,8 +125,7 @@ async def list_files(
         owner_of(request), after=after, limit=min(limit, MAX_PAGE), is_ascending=order == "asc", purpose=purpose
     )
     data = [to_file(row) for row in rows]
-    ends = (data[0].id, data[-1].id) if data else (None, None)
-    return json_reply(FileList(data=data, first_id=ends[0], last_id=ends[1], has_more=has_more))
+    return json_reply(FileList.of(data, [file.id for file in data], has_more))
 
 
 @json_route(router, "/v1/files/{file_id}", reply=FileObject, methods=("GET",))

@@ -174,5 +174,4 @@ def page_of(items: list[dict[str, Any]], after: str | None, limit: int) -> ItemL
             raise RequestError(text, param="after", code="invalid_value")
         begin_at = places[0] + 1
     data = items[begin_at : begin_at + limit]
-    ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    return ItemList(data=data, first_id=ends[0], last_id=ends[1], has_more=begin_at + limit < len(items))
+    return ItemList.of(data, [item["id"] for item in data], begin_at + limit < len(items))

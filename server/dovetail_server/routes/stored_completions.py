@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Path, Query
@@ -74,7 +74,7 @@ async def list_stored(
 ) -> Response:
     """List stored completions; `metadata[key]=value` leaves those that have it."""
     if state.settings.max_stored_responses == 0:
-        return json_reply(StoredCompletions())
+        return json_reply(StoredCompletions.of([], [], has_more=False))
     service = await state.storage.get()
     rows, has_more = await service.completions.page(
         owner_of(request),
@@ -84,9 +84,8 @@ async def list_stored(
         model=model,
         metadata=metadata_of(request),
     )
-    ends = (rows[0]["id"], rows[-1]["id"]) if rows else (None, None)
-    data: list[Any] = [msgspec.Raw(with_metadata(row)) for row in rows]
-    return json_reply(StoredCompletions(data=data, first_id=ends[0], last_id=ends[1], has_more=has_more))
+    data = [msgspec.Raw(with_metadata(row)) for row in rows]
+    return json_reply(StoredCompletions.of(data, [row["id"] for row in rows], has_more))
 
 
 @json_route(router, "/v1/chat/completions/{completion_id}", reply=ChatCompletion, methods=("GET",))

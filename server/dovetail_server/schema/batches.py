@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import Field
 
-from dovetail_server.schema.common import Name, RequestModel
+from dovetail_server.schema.common import Name, Page, RequestModel
 
 PURPOSES = ("batch", "assistants", "fine-tune", "vision", "user_data", "evals")
 Purpose = Literal["batch", "assistants", "fine-tune", "vision", "user_data", "evals"]
@@ -43,14 +43,10 @@ class FileObject(msgspec.Struct, frozen=True, kw_only=True):
     status: Literal["processed"] = "processed"
 
 
-class FileList(msgspec.Struct, frozen=True, kw_only=True):
+class FileList(Page, frozen=True, kw_only=True):
     """A page of files."""
 
-    object: Literal["list"] = "list"
     data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class FileDeleted(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,14 +144,10 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     metadata: dict[str, str] | None = None
 
 
-class BatchList(msgspec.Struct, frozen=True, kw_only=True):
+class BatchList(Page, frozen=True, kw_only=True):
     """A page of batches."""
 
-    object: Literal["list"] = "list"
     data: list[Batch]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class Line(msgspec.Struct):

@@ -6,6 +6,7 @@ request is prepared.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Annotated, Any, Literal, Self
 
@@ -198,11 +199,9 @@ class PromptFields(RequestModel):
     )
 
 
-class ServiceFields(RequestModel):
-    """Options that do not change the output."""
+class SchedulingFields(RequestModel):
+    """What a request is called, and how it stands to others."""
 
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     priority: int | None = Field(
         None,
         ge=-(1 << 31),
@@ -210,10 +209,17 @@ class ServiceFields(RequestModel):
         description="Higher runs first. The lowest runs only while no other request runs.",
     )
     cache_salt: Name | None = Field(None, description="Requests with different salts share no cached prefix.")
-    extra_key: Name | None = Field(None, description="Another name of `cache_salt`.")
-    rid: Rid | None = Field(None, description="Identifier to abort the request by.")
+    rid: Rid | None = Field(None, description="Identifier to abort the request by, beside the reply's id.")
     request_id: Rid | None = Field(None, description="Another name of `rid`.")
     user: Name | None = None
+
+
+class ServiceFields(SchedulingFields):
+    """Options that do not change the output."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    extra_key: Name | None = Field(None, description="Another name of `cache_salt`.")
     metadata: Metadata | None = None
     store: bool | None = Field(None, description="Store the response of a chat completion.")
     service_tier: Annotated[str, Field(max_length=32)] | None = None
@@ -263,6 +269,23 @@ class GrammarFields(RequestModel):
     structural_tag: Text | FreeForm | None = None
     structured_outputs: FreeForm | None = None
     grammar_backend: Name | None = Field(None, description="One of the loaded backends. Default: selected per request.")
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of a list."""
+
+    object: Literal["list"] = "list"
+    data: list[Any]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+    @classmethod
+    def of(cls, data: Iterable[Any], ids: Sequence[str], has_more: bool) -> Self:
+        """Return the page of `data`, whose identifiers are `ids`."""
+        return cls(
+            data=list(data), first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None, has_more=has_more
+        )
 
 
 class ToolEnforcement(msgspec.Struct, frozen=True, kw_only=True):

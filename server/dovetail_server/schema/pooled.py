@@ -6,12 +6,12 @@ import msgspec
 from pydantic import Field
 
 from dovetail.processing.bounds import MAX_TOKENS
-from dovetail_server.schema.common import Name, RequestModel, Rid
+from dovetail_server.schema.common import Name, SchedulingFields
 
 MANY = Field(min_length=1, max_length=2048)
 
 
-class PooledFields(RequestModel):
+class PooledFields(SchedulingFields):
     """Fields of every request that generates nothing."""
 
     model: Name | None = Field(None, description="One of the served names. Default: the first.")
@@ -24,11 +24,6 @@ class PooledFields(RequestModel):
     use_activation: bool | None = Field(
         None, description="false: return the model's raw output, without its activation."
     )
-    priority: int | None = Field(None, ge=-(1 << 31), le=(1 << 31) - 1, description="Higher goes first.")
-    cache_salt: Name | None = Field(None, description="Requests with different salts share no cached prefix.")
-    rid: Rid | None = Field(None, description="Identifier to abort the request by.")
-    request_id: Rid | None = Field(None, description="Another name of `rid`.")
-    user: Name | None = None
 
 
 class EmbeddingUsage(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from dovetail_server.schema.common import (
     GrammarFields,
     Metadata,
     Name,
+    Page,
     PromptFields,
     PromptLogprobs,
     RequestModel,
@@ -290,12 +291,9 @@ class TokenAlternative(msgspec.Struct, frozen=True):
     bytes: list[int] | None
 
 
-class TokenInfo(msgspec.Struct, frozen=True):
+class TokenInfo(TokenAlternative, frozen=True):
     """A generated token and its top alternatives."""
 
-    token: str
-    logprob: float
-    bytes: list[int] | None
     top_logprobs: list[TokenAlternative]
 
 
@@ -350,11 +348,7 @@ class CompletionDeleted(msgspec.Struct, frozen=True, kw_only=True):
     deleted: bool = True
 
 
-class StoredCompletions(msgspec.Struct, frozen=True, kw_only=True):
+class StoredCompletions(Page, frozen=True, kw_only=True):
     """Response of `GET /v1/chat/completions`: stored completions, each with its metadata."""
 
-    object: Literal["list"] = "list"
-    data: list[ChatCompletion] = []
-    first_id: str | None = None
-    last_id: str | None = None
-    has_more: bool = False
+    data: list[ChatCompletion]

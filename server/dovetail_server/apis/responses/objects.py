@@ -13,7 +13,7 @@ import msgspec
 from dovetail.contracts.replies import ChoiceView
 from dovetail_server.apis.chat.schema import TokenInfo
 from dovetail_server.apis.dropped import Notes
-from dovetail_server.schema.common import StructuredOutput
+from dovetail_server.schema.common import Page, StructuredOutput
 
 # Calls among the items of a response.
 
@@ -272,14 +272,10 @@ class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
 
 
-class ItemList(msgspec.Struct, frozen=True, kw_only=True):
+class ItemList(Page, frozen=True, kw_only=True):
     """A page of a response's input items, or of a stored completion's messages, as they can be sent again."""
 
-    object: Literal["list"] = "list"
     data: list[Json]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class StreamEvent(msgspec.Struct, kw_only=True, tag_field="type"):

@@ -17,7 +17,7 @@ from dovetail_server.schema.common import (
     Metadata,
     Name,
     RequestModel,
-    Rid,
+    SchedulingFields,
     StopString,
     Text,
 )
@@ -136,7 +136,7 @@ class CompactRequest(ResponsePrompt):
     service_tier: Annotated[str, Field(max_length=32)] | None = None
 
 
-class ResponsesRequest(ResponsePrompt):
+class ResponsesRequest(ResponsePrompt, SchedulingFields):
     """Body of `POST /v1/responses`."""
 
     type: Literal["response.create"] | None = Field(None, description="Of a WebSocket's messages.")
@@ -155,8 +155,7 @@ class ResponsesRequest(ResponsePrompt):
     stream_options: ResponseStreamOptions | None = None
     store: bool | None = Field(None, description="true: the response can be fetched and continued. Default: true.")
     background: bool | None = Field(None, description="Answer at once and generate afterwards; needs `store`.")
-    metadata: Annotated[dict[Annotated[str, Field(max_length=64)], Name], Field(max_length=16)] | None = None
-    user: Name | None = None
+    metadata: Metadata | None = None
     safety_identifier: Name | None = None
     service_tier: Annotated[str, Field(max_length=32)] | None = None
     prompt_cache_key: Name | None = None
@@ -179,16 +178,7 @@ class ResponsesRequest(ResponsePrompt):
     stop: StopString | Annotated[list[StopString], Field(max_length=32)] | None = None
     logit_bias: Annotated[dict[Annotated[str, Field(max_length=12)], Bias], Field(max_length=65536)] | None = None
     thinking_budget: int | None = Field(None, ge=0, le=MAX_TOKENS, description="Maximum reasoning tokens.")
-    priority: int | None = Field(
-        None,
-        ge=-(1 << 31),
-        le=(1 << 31) - 1,
-        description="Higher runs first. The lowest runs only while no other request runs.",
-    )
-    cache_salt: Name | None = Field(None, description="Requests with different salts share no cached prefix.")
     extra_key: Name | None = Field(None, description="Another name of `cache_salt`.")
-    rid: Rid | None = Field(None, description="Identifier to abort the request by, beside the response's id.")
-    request_id: Rid | None = Field(None, description="Another name of `rid`.")
     grammar_backend: Name | None = Field(None, description="One of the loaded backends. Default: selected per request.")
 
 
