@@ -23,7 +23,7 @@ from dovetail_server.bench.latency import LatencyOptions, Round, check_room
 from dovetail_server.bench.prompts import PromptVocabulary, RandomIds, RandomText, read_dataset
 from dovetail_server.bench.results import results_of
 from dovetail_server.bench.roofline import Bandwidth, ModelFacts, Roofline, facts_of
-from dovetail_server.bench.serve import ServeStart
+from dovetail_server.bench.serve import CacheLook, ServeStart
 from dovetail_server.bench.stream import StreamScan
 from dovetail_server.bench.target import BenchTarget
 from dovetail_server.bench.wire import PATHS, UsageCounts
@@ -32,7 +32,6 @@ from dovetail_server.cli import bench_serve
 from dovetail_server.cli.bench_grammar import PARTS
 from dovetail_server.cli.option_tables import BenchParser
 from dovetail_server.settings.serve import ServeSettings
-from dovetail_server.start import kernel_cache
 
 Harness = Any
 pytestmark = pytest.mark.usefixtures("light_servers")
@@ -251,18 +250,18 @@ def test_sampling_is_told_with_what_the_server_adds() -> None:
 
 def test_a_kernel_cache_is_empty_full_or_lacks_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told of what it held before the start, and of what was compiled since."""
-    monkeypatch.setattr(kernel_cache, "best", lambda found: CudaDevice)
+    monkeypatch.setattr("dovetail_server.bench.serve.best", lambda found: CudaDevice)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    empty = kernel_cache.CacheLook.now()
+    empty = CacheLook.now()
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.cubin").write_bytes(b"1")
     assert (empty.state(), empty.num_new) == ("empty", 1)
-    full = kernel_cache.CacheLook.now()
+    full = CacheLook.now()
     assert (full.state(), full.num_new) == ("full", 0)
     (tmp_path / "a" / "y.cubin").write_bytes(b"1")
     assert full.state() == "1 kernels there, 1 missing"
-    monkeypatch.setattr(kernel_cache, "best", lambda found: Device)
-    assert kernel_cache.CacheLook.now().state() == "empty"
+    monkeypatch.setattr("dovetail_server.bench.serve.best", lambda found: Device)
+    assert CacheLook.now().state() == "empty"
     start = ServeStart(ready_s=1.0, first_answer_s=2.0, ready_at=0.0, cache=full)
     served = BenchTarget(base_url="http://127.0.0.1:1", model="m", kind="dovetail", is_local=True)
     assert start.kernel_cache(replace(served, device="cuda")) == "1 kernels there, 1 missing"

@@ -221,10 +221,7 @@ class Runner:
     async def stop_lines(self, batch_id: str) -> None:
         """Abandon the lines of a batch."""
         self._ready.drop(batch_id)
-        tasks = [task for key, task in self._running.items() if key[0] == batch_id]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.state.tasks.stop([task for key, task in self._running.items() if key[0] == batch_id])
 
     def drop_all(self) -> None:
         """Abandon all lines: another server holds their leases by now."""

@@ -93,13 +93,11 @@ def measure(options: GrammarOptions) -> dict[str, Any]:
 
 def table_of(title: str, results: Mapping[str, Any]) -> Table:
     """Lay figures out."""
-    table = Table(title=title, show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
+    lines = []
     for name, value in results.items():
         if isinstance(value, Mapping):
             value = "  ".join(
                 f"{key} {report.number(number, 2 if number < 100 else 0)}" for key, number in value.items()
             )
-        table.add_row(name, report.number(value, 2) if isinstance(value, float) else str(value))
-    return table
+        lines.append((name, report.number(value, 2) if isinstance(value, float) else str(value)))
+    return report.pairs(title, lines)

@@ -184,8 +184,9 @@ async def measure(engine: BareEngine, options: LatencyOptions) -> tuple[EngineIn
                 ignore_eos=True,
             )
             found[size] = []
+            lengths = (options.input_len,) * 2, (options.output_len,) * 2
+            load = Workload(name=f"{size}", num_prompts=1, concurrency=1, input_len=lengths[0], output_len=lengths[1])
             for number in range(options.rounds + 1):
-                load = one_length(f"{size}", options.input_len, options.output_len)
                 drawn = RandomIds(vocabulary, f"{options.seed}/{number}").draw(load, size)
                 prompts = [prompt for prompt, _ in drawn if isinstance(prompt, list)]
                 result = await engine.run(prompts, params)  # type: ignore[arg-type]  # ids, not messages
@@ -194,13 +195,6 @@ async def measure(engine: BareEngine, options: LatencyOptions) -> tuple[EngineIn
     finally:
         await engine.client.close()
     return info, found
-
-
-def one_length(name: str, input_len: int, output_len: int) -> Workload:
-    """Describe requests of one length."""
-    return Workload(
-        name=name, num_prompts=1, concurrency=1, input_len=(input_len, input_len), output_len=(output_len, output_len)
-    )
 
 
 def check_room(info: EngineInfo, options: LatencyOptions) -> None:

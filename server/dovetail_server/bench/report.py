@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,14 +102,8 @@ def brief(result: WorkloadResult) -> str:
 def show(out: Console, title: str, all_results: Sequence[WorkloadResult], facts: Sequence[str]) -> None:
     """Print one workload in full, several as rows; then what the floor rests on, failures and notes."""
     if len(all_results) == 1:
-        table = Table(title=title, show_header=False)
-        table.add_column()
-        table.add_column(justify="right")
-        for name, write in LINES:
-            text = write(all_results[0])
-            if text != DASH:
-                table.add_row(name, text)
-        out.print(table)
+        told = ((name, write(all_results[0])) for name, write in LINES)
+        out.print(pairs(title, ((name, text) for name, text in told if text != DASH)))
     else:
         whole = rows(title, all_results, COLUMNS)
         if out.measure(whole).maximum <= out.width:
@@ -124,6 +118,16 @@ def show(out: Console, title: str, all_results: Sequence[WorkloadResult], facts:
             out.print(f"{result.workload.name}: {count} times: {reason}", style="red", markup=False, soft_wrap=True)
         for note in result.notes:
             out.print(f"{result.workload.name}: {note}", style="yellow", markup=False, soft_wrap=True)
+
+
+def pairs(title: str, lines: Iterable[tuple[str, str]]) -> Table:
+    """Lay out a line per figure."""
+    table = Table(title=title, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for line in lines:
+        table.add_row(*line)
+    return table
 
 
 def compared(all_results: Sequence[WorkloadResult]) -> list[str]:

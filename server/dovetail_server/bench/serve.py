@@ -15,20 +15,55 @@ import aiohttp
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import dovetail
+from dovetail.contracts.compiler import AheadCompiler
 from dovetail.contracts.errors import ConfigError
-from dovetail.runtime.device.devices import HOST
+from dovetail.plugins.plan import AUTO
+from dovetail.plugins.registry import Registry
+from dovetail.runtime.device.devices import HOST, best, installed
 from dovetail.sdk.config import ITEM_BYTES
 from dovetail_server.bench import bandwidth, prompts, report
 from dovetail_server.bench.drive import Run, drive
-from dovetail_server.bench.options import ServeOptions
 from dovetail_server.bench.results import WorkloadResult, results_of
 from dovetail_server.bench.roofline import Bandwidth, ModelFacts, Roofline, facts_of, quantised_by
 from dovetail_server.bench.target import BenchTarget, clean_url, discover, probe
 from dovetail_server.bench.wire import BenchSampling, Prompt
 from dovetail_server.bench.worker import open_session
-from dovetail_server.bench.workloads import Workload, sampling_text
-from dovetail_server.start.kernel_cache import CacheLook
+from dovetail_server.bench.workloads import ServeOptions, Workload, sampling_text
 from dovetail_server.terminal.own_server import serving
+
+# Compiled kernels that are kept for later starts: what a start found.
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLook:
+    """A cache as it was before a server was started.
+
+    Attributes:
+        compiler: Whose cache; None: the device keeps no kernels.
+        before: The kernels in it.
+    """
+
+    compiler: type[AheadCompiler] | None
+    before: frozenset[str]
+
+    @classmethod
+    def now(cls) -> CacheLook:
+        """Look at the cache that a server will use which takes the best device, without importing torch."""
+        compiler = best(each for _, each in installed(Registry.scan(), AUTO)).compiler()
+        return cls(compiler, frozenset(compiler.kept() if compiler is not None else ()))
+
+    @property
+    def num_new(self) -> int:
+        """Kernels that were compiled since."""
+        return len(self.compiler.kept().keys() - self.before) if self.compiler is not None else 0
+
+    def state(self) -> str:
+        """Say what a server met that was started then: `empty`, `full`, or how much was missing so far."""
+        new = self.num_new
+        if not self.before:
+            return "empty"
+        return f"{len(self.before):,} kernels there, {new:,} missing" if new else "full"
+
 
 MANAGED = ("--host", "--port", "--model-path", "--model")
 """Flags of the server that is started here."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.table import Table
 
 import dovetail
 from dovetail import LLM, SamplingParams
@@ -110,10 +109,7 @@ def requests(
 
 def show(totals: dict[str, Any], roofline: Roofline) -> None:
     """Print the table."""
-    table = Table(title="LLM.generate", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for name, text in (
+    lines = (
         ("requests", f"{totals['num_requests']:,}, up to {totals['concurrency']:,} at once"),
         ("loading (s)", report.number(totals["load_s"], 1)),
         ("duration (s)", report.number(totals["duration_s"], 2)),
@@ -122,8 +118,7 @@ def show(totals: dict[str, Any], roofline: Roofline) -> None:
         ("requests/s", report.number(totals["requests_s"], 2)),
         ("output tok/s", report.with_roofline(totals["output_tok_s"], totals["of_floor"])),
         ("total tok/s", report.number(totals["total_tok_s"])),
-    ):
-        table.add_row(name, text)
+    )
     out = report.console()
-    out.print(table)
+    out.print(report.pairs("LLM.generate", lines))
     out.print(roofline.describe(), highlight=False, markup=False, soft_wrap=True)

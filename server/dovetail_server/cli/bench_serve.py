@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from dovetail.base.distribution import install_extra
 from dovetail.contracts.errors import ConfigError
-from dovetail_server.bench.options import ServeOptions
-from dovetail_server.bench.workloads import CHAT_SUITES, SUITES, Workload
+from dovetail_server.bench.workloads import CHAT_SUITES, SUITES, ServeOptions, Workload
 from dovetail_server.cli.option_tables import BenchParser, cut_at_dashes, filled
 
 OF_A_SUITE = ("num_prompts", "concurrency", "request_rate", "input_len", "output_len", "shared_prefix_len", "stream")

@@ -214,7 +214,16 @@ class SchedulingFields(RequestModel):
     user: Name | None = None
 
 
-class ServiceFields(SchedulingFields):
+class HintFields(RequestModel):
+    """Where OpenAI runs a request, and how it caches: accepted, prefixes are always cached."""
+
+    service_tier: Annotated[str, Field(max_length=32)] | None = None
+    prompt_cache_key: Name | None = None
+    prompt_cache_retention: Annotated[str, Field(max_length=32)] | None = None
+    prompt_cache_options: FreeForm | None = Field(None, description="Accepted; prefixes are always cached.")
+
+
+class ServiceFields(SchedulingFields, HintFields):
     """Options that do not change the output."""
 
     stream: bool | None = None
@@ -222,10 +231,6 @@ class ServiceFields(SchedulingFields):
     extra_key: Name | None = Field(None, description="Another name of `cache_salt`.")
     metadata: Metadata | None = None
     store: bool | None = Field(None, description="Store the response of a chat completion.")
-    service_tier: Annotated[str, Field(max_length=32)] | None = None
-    prompt_cache_key: Name | None = None
-    prompt_cache_retention: Annotated[str, Field(max_length=32)] | None = None
-    prompt_cache_options: FreeForm | None = Field(None, description="Accepted; prefixes are always cached.")
     safety_identifier: Name | None = None
     prediction: FreeForm | None = None
 

@@ -25,9 +25,6 @@ from dovetail_server.serving.served import Served
 if TYPE_CHECKING:
     from sqlalchemy.engine import RowMapping
 
-if TYPE_CHECKING:
-    from sqlalchemy.engine import RowMapping
-
 ENDPOINT = "/v1/messages"
 PREFIX, OWN_PREFIX = "msgbatch_", "batch_"
 CUSTOM_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -62,15 +62,20 @@ class PairScore(msgspec.Struct, frozen=True, kw_only=True):
     score: float
 
 
-class PairScores(msgspec.Struct, frozen=True, kw_only=True):
-    """Response of `POST /v1/score` to two texts or lists of them."""
+class ScoreList(msgspec.Struct, frozen=True, kw_only=True):
+    """What the lists below have in common."""
 
     id: str
     object: Literal["list"] = "list"
     created: int
     model: str
-    data: list[PairScore]
     usage: EmbeddingUsage
+
+
+class PairScores(ScoreList, frozen=True, kw_only=True):
+    """Response of `POST /v1/score` to two texts or lists of them."""
+
+    data: list[PairScore]
 
 
 class ClassifyRequest(PooledFields):
@@ -92,12 +97,7 @@ class Classified(msgspec.Struct, frozen=True, kw_only=True):
     num_classes: int
 
 
-class Classes(msgspec.Struct, frozen=True, kw_only=True):
+class Classes(ScoreList, frozen=True, kw_only=True):
     """Response of `POST /v1/classify`, in the order of the inputs."""
 
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
     data: list[Classified]
-    usage: EmbeddingUsage

@@ -14,6 +14,7 @@ from dovetail_server.apis.responses.tool_schema import AnyTool
 from dovetail_server.schema.common import (
     Bias,
     FreeForm,
+    HintFields,
     Metadata,
     Name,
     RequestModel,
@@ -123,20 +124,16 @@ class InputTokensRequest(ResponsePrompt):
     """Body of `POST /v1/responses/input_tokens`."""
 
 
-class CompactRequest(ResponsePrompt):
+class CompactRequest(ResponsePrompt, HintFields):
     """Body of `POST /v1/responses/compact`. What only a reply would need is accepted, as Codex sends it."""
 
     input: Annotated[
         Text | Items, BeforeValidator(lambda given: [] if given is None else given, Text | Items | None)
     ] = Field(default_factory=list)
     store: Literal[False] | None = Field(None, description="Nothing is stored.")
-    prompt_cache_key: Name | None = None
-    prompt_cache_options: FreeForm | None = Field(None, description="Accepted; prefixes are always cached.")
-    prompt_cache_retention: Annotated[str, Field(max_length=32)] | None = None
-    service_tier: Annotated[str, Field(max_length=32)] | None = None
 
 
-class ResponsesRequest(ResponsePrompt, SchedulingFields):
+class ResponsesRequest(ResponsePrompt, SchedulingFields, HintFields):
     """Body of `POST /v1/responses`."""
 
     type: Literal["response.create"] | None = Field(None, description="Of a WebSocket's messages.")
@@ -157,9 +154,6 @@ class ResponsesRequest(ResponsePrompt, SchedulingFields):
     background: bool | None = Field(None, description="Answer at once and generate afterwards; needs `store`.")
     metadata: Metadata | None = None
     safety_identifier: Name | None = None
-    service_tier: Annotated[str, Field(max_length=32)] | None = None
-    prompt_cache_key: Name | None = None
-    prompt_cache_retention: Annotated[str, Field(max_length=32)] | None = None
     prompt_cache_options: FreeForm | None = Field(None, description="`prewarm: true` is `generate: false`.")
     client_metadata: FreeForm | None = Field(None, description="Accepted: what the client notes for itself.")
 
