@@ -7,7 +7,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from dovetail.plugins import PluginPlan
 from dovetail_server.bench import bandwidth, report
 from dovetail_server.bench.prompts import PromptVocabulary, RandomIds
 from dovetail_server.bench.roofline import Bandwidth, Roofline, facts_of, quantised_by
-from dovetail_server.bench.workloads import Workload
+from dovetail_server.bench.workloads import Workload, new_seed
 from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.start.run import engine_settings
 
@@ -95,11 +95,11 @@ class LatencyOptions:
     input_len: int
     output_len: int
     rounds: int
-    seed: int
+    seed: int = field(default_factory=new_seed)
     temperature: float
     top_p: float
-    bandwidth: float | None
-    json: Path | None
+    bandwidth: float | None = None
+    json: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from dovetail_server.bench import report
 from dovetail_server.bench.latency import roofline_for
 from dovetail_server.bench.prompts import FilePrompts, PromptSource, PromptVocabulary, RandomIds, read_dataset
 from dovetail_server.bench.roofline import Roofline
-from dovetail_server.bench.workloads import Span, Workload
+from dovetail_server.bench.workloads import Span, Workload, new_seed
 from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.start.run import engine_settings
 
@@ -30,12 +30,12 @@ class ThroughputOptions:
     input_len: Span
     output_len: Span
     shared_prefix_len: int
-    dataset: Path | None
-    seed: int
+    dataset: Path | None = None
+    seed: int = field(default_factory=new_seed)
     temperature: float
     ignore_eos: bool
-    bandwidth: float | None
-    json: Path | None
+    bandwidth: float | None = None
+    json: Path | None = None
 
 
 def main(options: ThroughputOptions) -> int:

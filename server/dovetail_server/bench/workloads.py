@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,12 +111,17 @@ def _described(name: str, value: object) -> str:
 # What `dovetail bench serve` is asked for. Imports nothing that a help text does not need.
 
 
+def new_seed() -> int:
+    """Return a seed for a run that is given none."""
+    return secrets.randbelow(1 << 31)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
     """What the command was asked for, checked."""
 
     workloads: Sequence[Workload]
-    seed: int
+    seed: int = field(default_factory=new_seed)
     suite: str | None = None
     """Whose workloads these are; None: one workload of the options."""
     base_url: str | None = None

@@ -6,7 +6,6 @@ import argparse
 import difflib
 import json
 import math
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -78,9 +77,9 @@ def add_options(parser: argparse._ActionsContainer, options: dict[str, dict[str,
 
 
 def filled(options: type[T], args: argparse.Namespace, **others: Any) -> T:
-    """Make a dataclass of options: of `others`, and of the arguments that are named as its fields."""
+    """Make a dataclass of options: of `others`, and of the arguments given that are named as its fields."""
     names = {field.name for field in fields(options)} & vars(args).keys()  # type: ignore[arg-type]
-    return options(**{name: getattr(args, name) for name in names} | others)
+    return options(**{name: getattr(args, name) for name in names if getattr(args, name) is not None} | others)
 
 
 def unknown(arg: str, known: Sequence[str], prog: str) -> str:
@@ -144,11 +143,6 @@ def bandwidth(text: str) -> float:
     return positive(text) * 1e9
 
 
-def seed(text: str) -> int:
-    """Read a seed, or make one."""
-    return secrets.randbelow(1 << 31) if text == "random" else whole(text)
-
-
 def rate(text: str) -> float:
     """Read a number above 0; `inf` means everything at once."""
     return math.inf if text == "inf" else positive(text)
@@ -199,6 +193,6 @@ def folder(text: str) -> Path:
 
 TYPES: dict[str, Callable[[str], Any]] = {"path": Path, "float": float} | {
     read.__name__: read
-    for read in (count, whole, seed, positive, bandwidth, rate, temperature, probability, span, counts, folder)
+    for read in (count, whole, positive, bandwidth, rate, temperature, probability, span, counts, folder)
 }
 """What reads the values of options, by the names in the tables."""
