@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -77,11 +76,6 @@ def read_items(given: list[dict[str, Any]] | None, no_images: str) -> list[Item]
     return found
 
 
-def listed(items: Sequence[Any], *, has_more: bool) -> Response:
-    """Return items as a list."""
-    return json_reply(ItemList.of(items, [item["id"] for item in items], has_more))
-
-
 @json_route(router, "/v1/conversations", body=ConversationRequest, reply=ConversationObject)
 async def create_conversation(
     request: Request,
@@ -139,7 +133,8 @@ async def list_conversation_items(
     bodies, has_more = await store.page(
         owner_of(request), conversation_id, after=after, limit=limit, is_ascending=order == "asc"
     )
-    return listed([decode_item(body) for body in bodies], has_more=has_more)
+    items = [decode_item(body) for body in bodies]
+    return json_reply(ItemList.of(items, [item["id"] for item in items], has_more))
 
 
 @json_route(router, f"{PATH}/items", body=ConversationItems, reply=ItemList)
@@ -153,7 +148,8 @@ async def add_conversation_items(
     """Add items, and return them."""
     new = read_items(body.items, state.text.template.no_images)
     store = await store_of(state, conversation_id)
-    return listed(await store.add(owner_of(request), conversation_id, new), has_more=False)
+    items = await store.add(owner_of(request), conversation_id, new)
+    return json_reply(ItemList.of(items, [item["id"] for item in items], has_more=False))
 
 
 @json_route(router, f"{PATH}/items/{{item_id}}", methods=("GET",))
