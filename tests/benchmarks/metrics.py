@@ -40,10 +40,10 @@ def main() -> None:
 
         def requests(observers: Observers = observers) -> None:
             for _ in range(1000):
-                observers.tell("request_started", RequestStart(request_id="r", num_choices=1, num_prompt_tokens=9))
+                observers.notify("request_started", RequestStart(request_id="r", num_choices=1, num_prompt_tokens=9))
                 timer = TokenTimer(observers, "r", 1, perf_counter())
                 timer.record(0, 1)
-                observers.tell(
+                observers.notify(
                     "request_ended",
                     RequestEnd(
                         request_id="r",
@@ -53,7 +53,7 @@ def main() -> None:
                         seconds=0.1,
                     ),
                 )
-                observers.tell(
+                observers.notify(
                     "http_ended", HttpEnd(request_id="r", method="POST", route="/generate", status=200, seconds=0.1)
                 )
 

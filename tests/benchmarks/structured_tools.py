@@ -155,7 +155,7 @@ class Profile:
         setattr(owner, name, timed)
         self._undo.append(lambda: setattr(owner, name, inner))
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Print, and look no more."""
         for undo in reversed(self._undo):
             undo()

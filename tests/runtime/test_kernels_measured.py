@@ -444,7 +444,7 @@ def test_info_shows_who_may_serve_and_what_was_measured(monkeypatch: pytest.Monk
         found = [SimpleNamespace(name=name, requested=requested) for name in names]
         return SimpleNamespace(of_kind=lambda kind: found if kind == "kernels" else [])
 
-    monkeypatch.setattr("dovetail.plugins.loader.import_planned", lambda one: lambda: sets[one.name])
+    monkeypatch.setattr("dovetail_server.cli.model_facts.import_planned", lambda one: lambda: sets[one.name])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     facts: Any = SimpleNamespace(hidden_size=64, layers=(), vocab_size=100, dtype="float32")
     served = info.kernels_of(planned("one", "two"), facts)

@@ -83,7 +83,7 @@ def test_the_order_is_kept(blocked: Blocked) -> None:
     blocked.may.set()
     found = observed(blocked)
     for i in range(5000):
-        found.tell("http_ended", http(i))
+        found.notify("http_ended", http(i))
     assert found.settle()
     assert blocked.seen == list(range(5000))
     assert blocked.threads == {"observer Blocked"}
@@ -98,14 +98,14 @@ def test_one_that_is_far_behind_loses_events_and_is_told(
     monkeypatch.setattr("dovetail_server.observe.observers.logger.parent.propagate", True)
     found = observed(blocked)
     for i in range(500):
-        found.tell("http_ended", http(i))
+        found.notify("http_ended", http(i))
     (watched,) = found.handles
     lost = watched.num_lost
     assert 480 <= lost <= 490
     assert len([record for record in caplog.records if "is slow" in record.message]) == 1
     blocked.may.set()
     assert found.settle()
-    found.tell("http_ended", http(500))
+    found.notify("http_ended", http(500))
     assert found.settle()
     kept = 500 - lost
     assert blocked.seen == [*range(kept), ("lost", lost), 500]
@@ -115,7 +115,7 @@ def test_one_that_is_far_behind_loses_events_and_is_told(
 def test_a_method_that_does_nothing_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who overrides nothing has no thread."""
     found = observed(RequestObserver())
-    found.tell("http_ended", http(1))
+    found.notify("http_ended", http(1))
     assert found.handles[0]._thread is None
 
 
@@ -157,7 +157,7 @@ def test_one_that_keeps_failing_is_removed(fault: str) -> None:
     clumsy = Clumsy()
     found = observed(clumsy)
     for i in range(20):
-        found.tell("http_ended", http(i))
+        found.notify("http_ended", http(i))
     assert found.settle()
     assert (clumsy.calls, found.handles) == (5, [])
     assert "Clumsy.http_ended of acme was removed after 5 failures in a row" in found.removed[0]
@@ -189,8 +189,8 @@ def test_an_object_of_both_kinds_has_one_thread() -> None:
         gen_throughput=0.0,
     )  # fmt: skip
     for i in range(200):
-        found.tell("http_ended", http(i))
-        found.tell("log", stats)
+        found.notify("http_ended", http(i))
+        found.notify("log", stats)
     assert found.settle()
     assert both.most == 1
     found.close()
@@ -201,10 +201,10 @@ def test_what_waits_is_told_at_the_end(blocked: Blocked) -> None:
     blocked.may.set()
     found = observed(blocked)
     for i in range(100):
-        found.tell("http_ended", http(i))
+        found.notify("http_ended", http(i))
     found.close()
     assert blocked.seen == list(range(100))
-    found.tell("http_ended", http(100))
+    found.notify("http_ended", http(100))
     assert len(blocked.seen) == 100
 
 
@@ -212,7 +212,7 @@ def test_stopping_does_not_wait_for_one_that_is_stuck(blocked: Blocked, monkeypa
     """It has a moment, and its thread does not keep the process."""
     monkeypatch.setattr(module, "CLOSE_S", 0.05)
     found = observed(blocked)
-    found.tell("http_ended", http(1))
+    found.notify("http_ended", http(1))
     assert not found.settle(0.05)
     found.close()
     assert found.handles[0]._thread is not None

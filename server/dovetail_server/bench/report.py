@@ -102,8 +102,8 @@ def brief(result: WorkloadResult) -> str:
 def show(out: Console, title: str, all_results: Sequence[WorkloadResult], facts: Sequence[str]) -> None:
     """Print one workload in full, several as rows; then what the floor rests on, failures and notes."""
     if len(all_results) == 1:
-        told = ((name, write(all_results[0])) for name, write in LINES)
-        out.print(pairs(title, ((name, text) for name, text in told if text != DASH)))
+        written = ((name, write(all_results[0])) for name, write in LINES)
+        out.print(pairs(title, ((name, text) for name, text in written if text != DASH)))
     else:
         whole = rows(title, all_results, COLUMNS)
         if out.measure(whole).maximum <= out.width:

@@ -63,17 +63,17 @@ class BenchParser(CommandParser):
 
 
 def add_options(parser: argparse._ActionsContainer, options: dict[str, dict[str, Any]]) -> None:
-    """Add the options of a table, each with what argparse is told of it. Of `alone` ones only one can be given."""
+    """Add the options of a table, each with what argparse takes of it. Of `alone` ones only one can be given."""
     alone = None
-    for flags, told in options.items():
+    for flags, spec in options.items():
         own = parser
-        if told.pop("alone", False):
+        if spec.pop("alone", False):
             own = alone = alone or parser.add_mutually_exclusive_group()
-        if (kind := told.pop("type", None)) == "switch":
-            told["action"] = argparse.BooleanOptionalAction
+        if (kind := spec.pop("type", None)) == "switch":
+            spec["action"] = argparse.BooleanOptionalAction
         elif kind is not None:
-            told["type"] = TYPES[kind]
-        own.add_argument(*flags.split(), **told)
+            spec["type"] = TYPES[kind]
+        own.add_argument(*flags.split(), **spec)
 
 
 def filled(options: type[T], args: argparse.Namespace, **others: Any) -> T:

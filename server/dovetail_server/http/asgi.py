@@ -70,7 +70,7 @@ class RequestIdMiddleware:
             await self.app(scope, receive, send_with_id)
         finally:
             if self.observers.of_requests:
-                self.observers.tell(
+                self.observers.notify(
                     "http_ended",
                     HttpEnd(
                         request_id=request_id,
@@ -85,7 +85,7 @@ class RequestIdMiddleware:
     def _report_start(self, scope: Scope, request_id: str, origin: Origin) -> None:
         headers = Headers(scope=scope)
         trace = {name: ",".join(headers.getlist(name)) for name in TRACE_HEADERS if name in headers}
-        self.observers.tell(
+        self.observers.notify(
             "http_started", HttpStart(number=origin.http, request_id=request_id, at=time.time(), trace=trace)
         )
 

@@ -219,18 +219,18 @@ class Observers:
             handle.call(label, methods)
         self._set_wanting()
 
-    def tell(self, name: str, event: Any) -> None:
+    def notify(self, name: str, event: Any) -> None:
         """Tell those who have a method of this name."""
         for watched in self.wanting[name]:
             watched.notify(name, event)
 
     def changed(self, events: list[CacheEvent]) -> None:
         """Tell what came into the cache and went; this and the next make it a `CacheWatch`."""
-        self.tell("cache_changed", events)
+        self.notify("cache_changed", events)
 
     def cleared(self, num_restarts: int) -> None:
         """Tell that an engine begins with an empty cache."""
-        self.tell("cache_cleared", num_restarts)
+        self.notify("cache_cleared", num_restarts)
 
     async def log_stats(self, engine: EngineClient) -> None:
         """Give every logger the engine's load at its interval, until cancelled."""

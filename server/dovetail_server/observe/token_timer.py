@@ -69,4 +69,4 @@ class TokenTimer:
             gaps_s=self._gaps,
         )
         self._num, self._first_s, self._gaps = 0, None, []
-        self._observers.tell("request_progressed", news)
+        self._observers.notify("request_progressed", news)

@@ -314,7 +314,7 @@ class Generation:
             self.timer.flush()
             now, origin = time.perf_counter(), ORIGIN.get()
             body_s = 0.0 if origin is None else origin.body_s
-            self.state.hooks.observers.tell(
+            self.state.hooks.observers.notify(
                 "request_ended",
                 RequestEnd(
                     request_id=self.request_id,
@@ -353,7 +353,7 @@ class Generation:
                 params=self._params(),
             )
             self.timer = TokenTimer(observers, self.request_id, self.number, self.began)
-            observers.tell("request_started", began)
+            observers.notify("request_started", began)
         if self.state.settings.log_requests:
             values = {"prompt_tokens": self.num_prompt, "choices": len(self.choices)}
             log_request(self.request_id, "%d prompt tokens, %d choices", values)
