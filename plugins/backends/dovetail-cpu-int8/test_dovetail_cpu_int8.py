@@ -29,7 +29,7 @@ def ask(op: str, num_out: int, num_in: int, dtype: str = "bfloat16", form: Any =
     return make_ask(op, CPU, dtype, {letter: num_out, "K": num_in}, {"form": form, **options})
 
 
-@pytest.fixture(params=[(9, 5), (40, 200), (33, 1090)], ids=str)
+@pytest.fixture(params=[(9, 5), (40, 200), (97, 1090)], ids=str)
 def matrix(request: Any) -> dict[str, torch.Tensor]:
     torch.manual_seed(3)
     return Scaled().quantise(torch.randn(request.param) / 8)

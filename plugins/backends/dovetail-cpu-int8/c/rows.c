@@ -12,7 +12,11 @@
 #define PUBLIC
 #endif
 
-enum { VECTORS = 64, MANY = 8 };
+enum {
+  VECTORS = 64,
+  MANY = 8,  /* tokens */
+  SHARE = 20 /* 2^20 products of bytes are the least of a thread: waking it takes longer than fewer */
+};
 
 typedef void (*parallel)(void (*run)(void *), void *data, unsigned threads, unsigned flags);
 
@@ -68,6 +72,8 @@ PUBLIC int32_t dovetail_rows_run(const struct matrix *matrix, const uint16_t *x,
   if (rows == 0) return 0;
   const struct path *path = available(at);
   struct job job = {matrix, x, norm, bias, residual, y, x_stride, residual_stride, rows, eps, is_gated};
+  const int64_t shares = (rows * matrix->num_out * matrix->num_in) >> SHARE;
+  if (shares < threads) threads = shares < 1 ? 1 : (int32_t)shares;
   job.width = (matrix->num_in + VECTORS - 1) / VECTORS * VECTORS;
   const int64_t most = rows < BLOCK ? rows : BLOCK;
   char *memory = aligned_alloc(VECTORS, (size_t)(most * (4 * job.width + VECTORS)));

@@ -13,7 +13,7 @@
 
 enum {
   VECTOR = 64,  /* bytes */
-  SHORT = 2048, /* inputs of a row from which the processor fetches ahead by itself */
+  AHEAD = 6144, /* how far before its use a weight is fetched for a lone token; for several ones, two tiles */
   SEVERAL = 6,  /* tokens from which turning a matrix pays */
   PANEL = 1024, /* inputs of a part of a matrix that stays in the first cache */
 };
@@ -85,13 +85,11 @@ INLINE void tile(const int num, const int rows, const int some, const int8_t *we
 /* Dots of few tokens, whose vectors lie along the inputs. */
 static void few(const int8_t *weight, int64_t stride, int num, const uint8_t *bytes, int64_t width, int rows,
                 int32_t (*low)[TILE], int32_t (*high)[TILE]) {
-  const int is_short = stride < SHORT;
   int at = 0;
   for (; rows == 1 && at + 8 <= num; at += 8) {
     const int8_t *w = weight + at * stride;
     int32_t(*lower)[TILE] = (int32_t(*)[TILE])(low[0] + at), (*upper)[TILE] = (int32_t(*)[TILE])(high[0] + at);
-    if (is_short) tile(8, 1, 2, w, stride, bytes, width, lower, upper, 8 * stride);
-    else tile(8, 1, 8, w, stride, bytes, width, lower, upper, SHORT);
+    tile(8, 1, 1, w, stride, bytes, width, lower, upper, AHEAD); /* in the order of memory */
   }
   for (int step = 4; at < num; at += step) {
     const int8_t *w = weight + at * stride;
@@ -99,7 +97,7 @@ static void few(const int8_t *weight, int64_t stride, int num, const uint8_t *by
     for (int t = 0; t < rows;) {
       int32_t(*lower)[TILE] = (int32_t(*)[TILE])(low[t] + at), (*upper)[TILE] = (int32_t(*)[TILE])(high[t] + at);
       const uint8_t *x = bytes + 2 * t * width;
-      const int64_t ahead = t ? 0 : is_short ? 4 * stride : SHORT;
+      const int64_t ahead = t ? 0 : 8 * stride;
       if (step == 4 && t + 2 <= rows) tile(4, 2, 4, w, stride, x, width, lower, upper, ahead), t += 2;
       else if (step == 4) tile(4, 1, 4, w, stride, x, width, lower, upper, ahead), t += 1;
       else tile(1, 1, 1, w, stride, x, width, lower, upper, 0), t += 1;
