@@ -78,6 +78,13 @@ def test_zero_rows_and_rows_of_zeros() -> None:
     assert not kernel(torch.zeros(2, 9).bfloat16(), packed, None).any()
 
 
+def test_rows_of_another_width_are_refused() -> None:
+    """Nothing is read beyond them."""
+    kernel = kernels.Linear(0)
+    with pytest.raises(ValueError, match="rows of 8 numbers and a weight of 9 inputs"):
+        kernel(torch.zeros(2, 8).bfloat16(), kernel.pack(Scaled().quantise(torch.randn(7, 9))), None)
+
+
 def test_it_says_why_it_does_not_serve() -> None:
     """In a line, for each thing that it does not have."""
     made = CpuInt8()

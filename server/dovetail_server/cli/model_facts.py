@@ -377,7 +377,7 @@ def table(facts: dict[str, Any]) -> str:
 
 def sets_table(sets: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a line for each device of each installed kernel set."""
-    yield "kernel sets        installed, with what each claims at widths of the model"
+    yield "kernel sets        installed, with what each claims at widths of the model, packed weights aside"
     rows = []
     for one in sets:
         package = f"{one['package']} {one['version']}"

@@ -35,12 +35,12 @@ class Packed:
         scale: `[N, 1]`.
     """
 
-    __slots__ = ("_held", "address", "num_out")
+    __slots__ = ("_held", "address", "num_in", "num_out")
 
     def __init__(self, weight: Tensor, scale: Tensor) -> None:
         weight, scale = weight.contiguous(), (scale[:, 0].float() / MOST).contiguous()
         zero = weight.sum(1, dtype=torch.int32).mul_(SHIFT)
-        self.num_out = len(weight)
+        self.num_out, self.num_in = weight.shape
         matrix = Matrix(*(each.data_ptr() for each in (weight, scale, zero)), *weight.shape)
         self.address, self._held = ctypes.addressof(matrix), (matrix, weight, scale, zero)
 
@@ -71,7 +71,14 @@ class _Product:
     def compute(
         self, x: Tensor, norm: Tensor | None, eps: float, weight: Packed, bias: Tensor | None, residual: Tensor | None
     ) -> Tensor:
-        """`norm(x) Wᵀ + b + residual`, or SiLU of its first half times the second."""
+        """`norm(x) Wᵀ + b + residual`, or SiLU of its first half times the second.
+
+        Raises:
+            ValueError: Rows have another width than the weight.
+            MemoryError: There is no memory for the bytes of a block of rows.
+        """
+        if x.shape[1] != weight.num_in:  # the library would read beyond them
+            raise ValueError(f"rows of {x.shape[1]} numbers and a weight of {weight.num_in} inputs")
         if x.stride(1) != 1:
             x = x.contiguous()
         if residual is not None and residual.stride(1) != 1:
