@@ -358,6 +358,17 @@ def test_much_work_is_not_timed_on_the_host() -> None:
     asks = [make_ask("linear", VIEW, "bfloat16", each, {}) for each in sizes]
     assert [trial_rows(ask, contenders, True) for ask in asks] == [TRIAL_ROWS, (1, 16), (1,)]
     assert trial_rows(asks[1], contenders, False) == TRIAL_ROWS
+    calls: list[int] = []
+
+    def seconds(run: Callable[[], object], is_captured: bool) -> float:
+        before = sum(one.num_calls for one in sets)
+        run()
+        calls.append(sum(one.num_calls for one in sets) - before)
+        return 1.0
+
+    sets = Plain("linear"), Plain("linear")
+    bound(seconds, *sets).bind(make_ask("linear", VIEW, "float32", {"N": 2048, "K": 2048}, {})._replace(rows=(1, 64)))
+    assert calls == [32, 32, 16, 16, 4, 4]
 
 
 @pytest.fixture

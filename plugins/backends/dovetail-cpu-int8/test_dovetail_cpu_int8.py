@@ -85,6 +85,15 @@ def test_rows_of_another_width_are_refused() -> None:
         kernel(torch.zeros(2, 8).bfloat16(), kernel.pack(Scaled().quantise(torch.randn(7, 9))), None)
 
 
+def test_it_is_timed_with_what_it_fuses() -> None:
+    """A norm and a residual stand beside most products of a model."""
+    made = CpuInt8()
+    given: Any = made.trial(ask("packed_norm_linear", 8, 64), 3, torch.device("cpu"))
+    assert [given[at].shape for at in (0, 1, 5)] == [(3, 64), (64,), (3, 8)]
+    given = made.trial(ask("packed_norm_gate", 8, 64, act="silu_and_mul"), 3, torch.device("cpu"))
+    assert (given[1].shape, given[3]["weight"].shape) == ((64,), (16, 64))
+
+
 def test_it_says_why_it_does_not_serve() -> None:
     """In a line, for each thing that it does not have."""
     made = CpuInt8()

@@ -30,8 +30,9 @@ TRIAL_ROWS = (1, 16, 64, 512, 8192)
 """Numbers of rows that are timed; each stands for those between the one before it and itself, the last for all more."""
 MAX_REPEATS, FEW_ROWS = 32, 4096
 """Calls within what is timed, so that a clock sees more than a launch: fewer for more rows."""
-MAX_WORK = 1 << 33
-"""Rows times widths of a call that is timed on the host, a tenth of a second of products: more would delay starts."""
+MAX_WORK, REPEATED_WORK = 1 << 32, 1 << 30
+"""Rows times widths of a call that is timed on the host, some 50 ms of products, and of calls that are timed together:
+more would delay starts."""
 SEED = 1
 HALVES = ("gate_up", "down")
 """Matrices of experts, of which an operation has both."""
@@ -156,8 +157,13 @@ def trial_rows(ask: Ask, contenders: Sequence[Contender], on_host: bool) -> tupl
     first = max(ask.rows[0], *(each.claim.rows[0] for each in contenders), 1)
     last = min(ask.rows[1], *(each.claim.rows[1] for each in contenders))
     if on_host:
-        last = min(last, MAX_WORK // math.prod(number for _, number in ask.dims))
+        last = min(last, MAX_WORK // _work(ask))
     return tuple(num for num in TRIAL_ROWS if first <= num <= last) or (first,)
+
+
+def _work(ask: Ask) -> int:
+    """Return the product of an operation's widths."""
+    return math.prod(number for _, number in ask.dims)
 
 
 def _measure(ask: Ask, contenders: Sequence[Contender], trials: Trials, rows: Sequence[int]) -> Figures | None:
@@ -236,7 +242,10 @@ def distance_of(found: Sequence[Tensor], usual: Sequence[Tensor]) -> float:
 def _seconds(
     ask: Ask, contender: Contender, operands: Sequence[Any], rows: int, trials: Trials, contenders: Sequence[Contender]
 ) -> float:
-    given, repeats = _given(ask, contender, operands), max(1, min(MAX_REPEATS, FEW_ROWS // rows))
+    given, repeats = _given(ask, contender, operands), min(MAX_REPEATS, FEW_ROWS // rows)
+    if is_on_host(trials.place):
+        repeats = min(repeats, REPEATED_WORK // (rows * _work(ask)))
+    repeats = max(1, repeats)
 
     def run() -> None:
         for _ in range(repeats):

@@ -6,12 +6,16 @@ the bias, the residual addition or SiLU behind it. T tokens, N outputs, K inputs
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dovetail.contracts import Ask, Claim, KernelSet
 from dovetail.contracts.kernels import Kernel
 from dovetail_cpu_int8.library import NAMES, paths
+
+if TYPE_CHECKING:
+    import torch
 
 OPS = ("packed_linear", "packed_norm_linear", "packed_norm_gate")
 MAX_INPUTS = 65536
@@ -69,6 +73,13 @@ class CpuInt8(KernelSet):
 
         made: Kernel = kernels.OPS[ask.op](paths().number(self._path))
         return made
+
+    def trial(self, ask: Ask, rows: int, device: torch.device) -> Sequence[Any] | None:
+        """See `KernelSet.trial`: with the norm and the residual that most products of a model have."""
+        from dovetail_cpu_int8 import kernels
+
+        found = super().trial(ask, rows, device)
+        return found if found is None or ask.op == "packed_linear" else kernels.with_neighbours(ask, found)
 
     @classmethod
     def library(cls) -> str:

@@ -7,12 +7,13 @@ numbers, so a row's bits depend neither on other rows nor on the processor.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dovetail.contracts import Ask
 from dovetail.sdk.quantization.forms import Form, Scaled
 from dovetail_cpu_int8.library import Matrix, parallel, paths
 
@@ -25,6 +26,14 @@ SHIFT = 128
 def is_int8(form: Form) -> bool:
     """Whether a form has int8 with a scale per output."""
     return isinstance(form, Scaled) and form.dtype == torch.int8 and form.group is None
+
+
+def with_neighbours(ask: Ask, operands: Sequence[Any]) -> list[Any]:
+    """Return operands of a trial with a norm, and with a residual where the operation takes one."""
+    x, _, *rest = operands
+    if ask.op == "packed_norm_linear":
+        rest[-1] = torch.randn(len(x), ask.dim("N")).to(x.dtype)
+    return [x, torch.rand(x.shape[1]).to(x.dtype), *rest]
 
 
 class Packed:
