@@ -1,9 +1,9 @@
 """Imported by each process that `image_stages.py` starts: functions named in `STAGES` write down when they ran.
 
 A line of the process's file in `$DOVETAIL_STAGES`: the stage, begin and end by the clock that all processes share,
-processor time, page faults. These are the thread's, but of a copy, which does one job at a time, the process's. Code
-that is measured has no part in this. With `$DOVETAIL_STAGES_WAIT`, stages of the device end when a GPU has computed
-them.
+processor time, page faults. These are the thread's; of stages in `WITH_THREADS`, the process's, which does nothing else
+meanwhile. Code that is measured has no part in this. With `$DOVETAIL_STAGES_WAIT`, stages of the device end when a GPU
+has computed them.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ STAGES = {
     },
 }
 """By module, and by function in it."""
+WITH_THREADS = ("copy: job", "copy: image whole", "copy: resize, patches")
 ON_DEVICE = ("engine: tower launched", "engine: prefill launched")
 
 
@@ -110,19 +111,19 @@ def marked(function: Callable[..., Any], stage: str, marks: Marks) -> Callable[.
 
         return waited
 
-    is_copy = stage.startswith("copy")
+    whole = stage in WITH_THREADS
     waits = stage in ON_DEVICE and "DOVETAIL_STAGES_WAIT" in os.environ
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        (cpu_s, faults), began = _used(whole=is_copy), time.monotonic()
+        (cpu_s, faults), began = _used(whole=whole), time.monotonic()
         try:
             found = function(*args, **kwargs)
             if waits:
                 _wait_for_device()
             return found
         finally:
-            ended, (cpu_then_s, faults_then) = time.monotonic(), _used(whole=is_copy)
+            ended, (cpu_then_s, faults_then) = time.monotonic(), _used(whole=whole)
             marks.write(stage, began, ended, cpu_then_s - cpu_s, faults_then - faults)
 
     return called
