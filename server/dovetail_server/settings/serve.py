@@ -92,7 +92,7 @@ class MediaSettings(Settings):
     """Images of requests."""
 
     limit_mm_per_prompt: Limits = setting(default_factory=lambda: {"image": MAX_IMAGES})
-    """Maximum number of images in a request: {"image": N}; 0: none."""
+    """Maximum number of images in a request: {"image": N}; 0: none, and the model has no vision tower."""
     image_cache_bytes: int = setting(512 << 20, ge=0)
     """Maximum memory for decoded images that are kept for later requests; 0: none is."""
     allowed_media_domains: Hosts = setting(default_factory=list)
