@@ -264,6 +264,23 @@ def test_rollback_restores_what_quotes(opening: str, tokenizer: Tokenizer) -> No
         gate.rollback(1)
 
 
+def test_a_budget_leaves_an_answer_that_names_the_markers(tokenizer: Tokenizer) -> None:
+    """The start marker is no thinking there, may come with a budget of nothing, and no end is forced."""
+    text = "Put it between `<think>` and `</think>`.\n\n```\n<think>\nhm\n</think>\n```\nMaybe <think> fits."
+    for budget in (0, 1, None):
+        gate = gate_of(FULL, tokenizer, "<|a|>", budget=budget)
+        assert gate is not None
+        for token_id in tokenizer.encode(text, add_special_tokens=False):
+            assert gate.forced_ids is None
+            assert gate.forbidden_id != token_id
+            gate.accept(token_id)
+        assert (gate.reasoning_tokens, gate.in_reasoning) == (0, False)
+        gate.accept(tokenizer.encode("\n", add_special_tokens=False)[0])
+        assert (gate.forbidden_id is None) == (budget != 0)
+        gate.accept(tokenizer.added_tokens["<think>"])
+        assert gate.in_reasoning == (budget != 0)
+
+
 def test_a_token_costs_the_same_in_a_long_answer(tokenizer: Tokenizer) -> None:
     """The place is followed, not the text kept, nor a copy of it made; what is remembered is bounded."""
     ids = tokenizer.encode('So `x` it "is".\n', add_special_tokens=False)

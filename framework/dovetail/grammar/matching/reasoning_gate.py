@@ -7,7 +7,7 @@ the text, wherever tokens cut it. Only in counting do they differ: tokens of a m
 marker that is repeated, count as thinking here; and a call within thinking ends it here at once, while the parser waits
 for what follows the call. An end of thinking is one wherever it stands, as the parser is told
 (`Markers.ends_quoted`): a budget may force it within code, and a grammar holds at once. A token costs about a
-microsecond.
+microsecond; two more in an answer without a grammar in which thinking may begin.
 """
 
 from __future__ import annotations
@@ -184,8 +184,11 @@ class MarkerGate(ReasoningGate):
 
     @property
     def forbidden_id(self) -> int | None:
-        """With a budget of nothing."""
-        return self._start.ids[0] if self.state == "open" and self._budget == 0 and len(self._start.ids) == 1 else None
+        """With a budget of nothing, except where an answer only names it."""
+        if self.state != "open" or self._budget != 0 or len(self._start.ids) != 1:
+            return None
+        may_name = self._begun and not self._constrained
+        return None if may_name and not self._answer.at_marker(opens=True)[0] else self._start.ids[0]
 
     def _take(self, token_id: int) -> bool:
         if self.state == "in":
