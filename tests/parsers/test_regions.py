@@ -68,6 +68,13 @@ SampleReply = tuple[str | None, str | None, list[tuple[str, str]]]
 ROWS: list[tuple[dict[str, Any], str, SampleReply]] = [
     (HELD, "<why12>\nhm\n</why>\n\nso <is", ("hm", "so <is", [])),
     (HELD, "<why>hm</because>so", ("hm", "so", [])),
+    # What opens a region is only named, or is meant behind what was.
+    (HELD, "So `<why>` and `</why>` it is.", (None, "So `<why>` and `</why>` it is.", [])),
+    (HELD, "A\n\n```\n<why>hm</why>\n```\nB", (None, "A\n\n```\n<why>hm</why>\n```\nB", [])),
+    (HELD, 'So "<call=find>{}</call>" it is.', (None, 'So "<call=find>{}</call>" it is.', [])),
+    (HELD, "So `x and\n\n<why>hm</why>so", ("hm", "So `x andso", [])),
+    (HELD, "<why>`<call=find>` it is</why>so", ("`<call=find>` it is", "so", [])),
+    (HELD, "    <why>hm</why>so", ("hm", "so", [])),
     (HELD, 'so\n<call=find>{"n": 1}</call>\n<call=find></call> end', (None, "so end", [("find", '{"n": 1}'), ("find", "{}")])),
     (HELD, '<call=find>{"s": "</call>"}</call>', (None, None, [("find", '{"s": "</call>"}')])),
     (HELD, '<why>hm<call=find>{"n": 1}</call>', ("hm", None, [("find", '{"n": 1}')])),

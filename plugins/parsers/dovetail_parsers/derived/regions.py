@@ -6,9 +6,9 @@ r"""Replies in regions that regular expressions open and close: a checkpoint's `
 ```
 
 Between regions stands the field that nothing opens, or the answer. Inside one only what closes it counts, and inside
-thinking what opens a call. The output is looked at character by character where a match may begin, so that the result
-does not depend on how it was cut; matching has a bounded time, and where an expression takes longer the rest of the
-reply is text, which the log says once.
+thinking what opens a call. What would open one is text where it is quoted, or in code. The output is looked at
+character by character where a match may begin, so that the result does not depend on how it was cut; matching has a
+bounded time, and where an expression takes longer the rest of the reply is text, which the log says once.
 
 Defined by the documentation of transformers' chat response parsing (`response_template`, version 1).
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Literal, cast
@@ -40,6 +41,7 @@ from dovetail.contracts.output import (
 from dovetail.sdk.formats.detokenizer import Detokenizer, TokenTables
 from dovetail.sdk.formats.layout import ReplyPhase, make_layout
 from dovetail.sdk.formats.machine import IncrementalParser, new_call_id
+from dovetail.sdk.formats.place import Place
 from dovetail.sdk.formats.stop_regex import Credit, TooSlowError
 
 logger = logging.getLogger("dovetail.text")
@@ -301,6 +303,9 @@ class RegionParser(IncrementalParser):
             self._leave(marker)
             self._enter(self._implicit)
             return
+        if self._is_named(marker):
+            self._sink(marker)
+            return
         self._leave("")
         self._enter(region)
         if region.part == "thinking":
@@ -310,6 +315,16 @@ class RegionParser(IncrementalParser):
             self._opening, self._is_explained = marker, False
             self._body = region.body(self._new_call, self._tools or (), captured)
 
+    def _is_named(self, marker: str) -> bool:
+        """Whether what would open a region is only quoted, or stands in code; blanks before it may be part of it."""
+        place = copy(self.place)
+        if lead := marker[: len(marker) - len(marker.lstrip())]:
+            place.feed(lead)
+        if self._has_said and place.is_quoted:
+            self.place.hold_call()
+            return True
+        return False
+
     # Station 3.
 
     def _enter(self, region: Region) -> None:
@@ -318,6 +333,7 @@ class RegionParser(IncrementalParser):
         self._at_start = region.strips
         self._watched = [*self._edges(region)]
         self._tail = self._lead = ""
+        self._has_said, self.place = False, Place(behind_call=self._num_calls > 0)
 
     def _edges(self, here: Region) -> Iterator[tuple[Region | None, RegionBoundary]]:
         """Yield what counts in a region: what opens others, and None with what closes it."""
@@ -367,6 +383,8 @@ class RegionParser(IncrementalParser):
         if self._body is not None:
             self._tool_events(self._body.feed(text))
             return
+        self.place.feed(text)
+        self._has_said = self._has_said or not text.isspace()
         if self._keep_markers and self._phase is ReplyPhase.IN:
             self._text(ReasoningDelta, text)
             return
