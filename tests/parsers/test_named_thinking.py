@@ -83,6 +83,9 @@ THOUGHTS = [
     "```\n{start}\nhm\n{end}\nso\n```\nIt is",
     '```py\nre.sub("{start}.*{end}", "", x)\ny = "{end}"\n```\nIt is',
     "<code>{end}</code> ends it",
+    "re.sub(r'{start}.*?{end}', '', x) drops it",
+    're.sub(r"{start}.*?{end}", "", x) drops it',
+    "So it is:\n\n    {start}\n    hm\n    {end}\n    so\n\nthen",
 ]
 ENDS = [
     # What is left open, or closed later only, ends with the thinking.
@@ -98,6 +101,8 @@ ENDS = [
     "So ``x{end}`so",
     'So f("{start}", "", "") is\n{end}so',
     "So `{start}\nx{end}so",
+    "r'{start}' is one.{end}so",
+    "It is:\n\n    {start}\n\nhm{end}so",
 ]
 
 

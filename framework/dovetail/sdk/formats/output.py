@@ -113,8 +113,8 @@ class FormatParser(SectionParser):
 
     _ends_sentence = False
     """Of an answer in which thinking may begin."""
-    _named: int | None = None
-    """In which code or quotation thinking names the start marker."""
+    _named: tuple[int, bool, str] | None = None
+    """Where thinking names the start marker: its passage, whether it is quoted, and what closes a mark before it."""
     _quoted_end: _QuotedEnd | None = None
 
     @property
@@ -239,17 +239,20 @@ class FormatParser(SectionParser):
 
     def _quotes_end(self, role: enum.Enum, marker: str) -> bool | None:
         """Whether what follows says what an end is that thinking quotes (False: it is text); None: thinking ends."""
-        if self._priming or self._markers.ends_quoted or (passage := self.place.quoted_in) is None:
+        if self._priming or self._markers.ends_quoted:
             return None
-        if passage == self._named:
+        is_quoted, (passage, names_quoted, partners) = self.place.is_quoted, self._named or (-1, False, "")
+        is_same = passage == self.place.passage
+        if is_quoted and is_same and names_quoted:
             return False
-        if not self.place.closings:
+        closings = self.place.closings if is_quoted else partners if is_same else ""
+        if not closings:
             return None
         self._end_run()
         num_tokens = len(self._starts)
         if self._views is self._by_ids:
             num_tokens += marker in self._layout.marker_text.values()
-        self._quoted_end = _QuotedEnd(role, marker, self.place.closings, num_tokens, self.reasoning_tokens)
+        self._quoted_end = _QuotedEnd(role, marker, closings, num_tokens, self.reasoning_tokens)
         return True
 
     def _sink_quoted(self, text: str, end: _QuotedEnd) -> None:
@@ -329,7 +332,8 @@ class FormatParser(SectionParser):
 
     def _take_start(self, marker: str) -> bool:
         if self._phase is ReplyPhase.IN and self._begun:
-            self._named = self.place.quoted_in
+            is_quoted = self.place.is_quoted
+            self._named = self.place.passage, is_quoted, self.place.partners
             return False
         if self._phase is ReplyPhase.OPEN:
             if not (self._lead is not None or self._priming or self.place.may_think(self._ends_sentence)):

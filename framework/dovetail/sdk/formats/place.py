@@ -82,14 +82,16 @@ class Place:
 
     Attributes:
         last: The end of the text, at least a character. A caller that skips text without `SIGNS` sets it.
+        passage: The number of the part in which the text ends: of a line up to what a quotation closes, or of code in
+            lines of its own.
     """
 
     __slots__ = (
         "_attribute", "_behind", "_closes", "_element", "_fence", "_has_text", "_holds_call", "_in_quote", "_inert",
         "_is_blank", "_is_code", "_is_doubled", "_is_fresh", "_is_info", "_is_kept", "_is_prime", "_lead", "_left",
         "_left_raw",
-        "_mark_begins", "_may_indent", "_opens", "_passage", "_quote", "_raw", "_raw_end", "_run", "_span", "_tag",
-        "_tag_begins", "last",
+        "_mark_begins", "_may_indent", "_opens", "_quote", "_raw", "_raw_end", "_run", "_span", "_tag",
+        "_tag_begins", "last", "passage",
     )  # fmt: skip
 
     def __init__(self, *, behind_call: bool = False) -> None:
@@ -122,7 +124,7 @@ class Place:
         """Whether an indented line is code: it begins the text, or follows an empty line, or a line of such code."""
         self._holds_call = False
         """Whether the code or quotation that is open within the line holds the tag of a call."""
-        self._passage = 0
+        self.passage = 0
         self._quote = self._left = self._left_raw = ""
         """What closes the quotation, and the text that is printed as it stands, that an earlier line opened."""
         self._new_line()
@@ -179,13 +181,12 @@ class Place:
         """What closes, one or the other, the code or quotation in which the text ends within a line."""
         run = "`" * (self._span or (self._opens[:1] == "`" and len(self._opens)))
         element = self._element and f"</{self._element}"
-        beside = "`" if self.last[-1:] == "`" else _CLOSING.get(self.last, "")
-        return [text for text in (run, element, self._raw, *self._quote, *beside) if text]
+        return [text for text in (run, element, self._raw, *self._quote, *self.partners) if text]
 
     @property
-    def quoted_in(self) -> int | None:
-        """The number of the code or quotation in which the text ends, within the line or over lines; None: in none."""
-        return self._passage if self.is_quoted else None
+    def partners(self) -> str:
+        """What closes, one or the other, what the mark would open with which the text ends."""
+        return "`" if self.last[-1:] == "`" else _CLOSING.get(self.last, "")
 
     def may_think(self, ends_sentence: bool) -> bool:
         """Whether thinking may begin here, outside of code and quotations: with a line, or behind a sentence or word.
@@ -288,9 +289,10 @@ class Place:
         self._has_text = True
         if self._in_quote and self._ends_quote:
             self._fence, self._in_quote = "", False
-            self._passage += 1
+            self.passage += 1
         if self._may_indent:
             self._is_code = not self._fence and self._is_deep
+            self.passage += not (self._fence or self._is_code)
 
     def _end_line(self) -> None:
         self._end_run()
@@ -308,8 +310,8 @@ class Place:
             self._holds_call = False
         if self._element and not (self._is_kept and (self._element in _BLOCKS or not is_empty)):
             self._element = ""
-        if not ((fence and self._fence) or self._element):
-            self._passage += 1
+        if not ((fence and self._fence) or self._element or self._is_code):
+            self.passage += 1
         self._new_line()
 
     @property
@@ -373,7 +375,7 @@ class Place:
                 self._attribute = mark
             else:
                 self._quote, self._is_doubled, self._inert = "", mark == self.last, ""
-                self._passage += not self._fence
+                self.passage += not self._fence
         elif self._quote:
             return
         elif self._is_doubled and mark == self.last and mark in "\"'":
@@ -436,7 +438,7 @@ class Place:
                 self._span, self._opens = len(self._opens), ""
             self._is_info = not self._span
             self._span = 0 if self._span == len(run) else self._span or len(run)
-            self._passage += not self._span
+            self.passage += not self._span
 
 
 def ends_sentence(text: str, before: bool) -> bool:
