@@ -20,8 +20,10 @@ from dovetail.processing.input import PreparedRequest
 from dovetail.processing.sampling import StopRules
 from dovetail.sdk.formats.machine import IncrementalParser
 from dovetail.sdk.formats.output import Folded, fold, make_parser
+from dovetail.sdk.formats.place import Place
 from dovetail.text.parsing.stream import NoTemplate
 from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail_testing.operations import operations
 
 sys.path.insert(0, str(Path(__file__).parent))  # the table beside this file
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -243,6 +245,27 @@ def test_a_reply_that_the_engine_follows_ends_its_thinking(follows: bool, tokeni
 def test_talk_about_thinking_is_read_rightly() -> None:
     """Random talk in every format; `tests/benchmarks/phantoms.py thinking` reads thousands."""
     assert list(spills(250, seed=3)) == []
+
+
+@pytest.mark.parametrize(
+    ("opening", "unit"),
+    [("", "`<think>` "), ("x", "<think> "), ("<think>a", "`</think>"), ("<think>a", "`<think></think>")],
+)
+def test_a_long_reply_costs_what_it_is_long(opening: str, unit: str) -> None:
+    def cost(num: int) -> int:
+        parser = make_parser(spec_of("qwen3"))
+        return operations(lambda: [parser.feed((), text) for text in (opening, *num * [unit])])
+
+    assert cost(400) < 2.2 * cost(200)
+
+
+def test_a_run_of_backticks_is_bounded() -> None:
+    """A longer one is not kept, nor copied for each of them."""
+    place = Place()
+    for _ in range(5000):
+        place.feed("`")
+    place.feed("x")
+    assert max(len(closing) for closing in place.closings) < 500
 
 
 MESSAGES = {

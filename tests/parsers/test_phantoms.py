@@ -321,7 +321,11 @@ def test_a_place_does_not_depend_on_chunks() -> None:
             for char in unit:
                 cut.feed(char)
         whole.feed(text)
-        assert (whole.is_quoted, whole.begins_line) == (cut.is_quoted, cut.begins_line)
+        found = [
+            (place.is_quoted, place.begins_line, place.closings, place.passage, place.may_think(ends_sentence=False))
+            for place in (whole, cut)
+        ]
+        assert found[0] == found[1]
 
 
 def test_talk_makes_no_call() -> None:

@@ -73,6 +73,8 @@ _MAY_TAG = re.compile(
 _OPENS_RAW = re.compile(
     r"(?P<comment><!--)|\\verb\*?(?P<verb>[^\w\s*])|\\begin\{(?P<block>(?:[vV]erbatim|lstlisting|minted|alltt)\*?)\}"
 )
+_MAX_RUN = 256
+"""Backticks or tildes of a run, at most: longer ones count as of that length."""
 _MAX_CLOSING = 24
 """Characters of what closes text that is printed as it stands, at most."""
 
@@ -249,7 +251,7 @@ class Place:
         else:
             if self._run[:1] != part[0]:
                 self._end_run()
-            self._run += part
+            self._run = (self._run + part)[:_MAX_RUN]
             self._tag = None
 
     def _take_text(self, part: str) -> None:
