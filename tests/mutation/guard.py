@@ -202,7 +202,7 @@ def main() -> int:
         if args.map is None and args.command == "cover":
             parser.error("cover needs MAP, the file to write")
     lost: list[Entry] = []
-    with tempfile.TemporaryDirectory(prefix="mutation-") as name:
+    with tempfile.TemporaryDirectory(prefix="mutation-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         if args.command == "cover":
             run(entries, folder, "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")

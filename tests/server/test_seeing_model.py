@@ -89,7 +89,18 @@ def seeing(folder: Path) -> Reference:
 @pytest.fixture(scope="module")
 def served(seeing: Reference, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     room = tmp_path_factory.mktemp("served")
-    flags = ("--device", "cpu", "--dtype", "float32", "--num-threads", "1", "--page-size", "4")
+    flags = (
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--num-threads",
+        "1",
+        "--page-size",
+        "4",
+        "--grammar-backend",
+        "none",
+    )
     stored = ("--min-free-disk-bytes", "0", "--file-storage-path", str(room / "files"))
     running = Served(room, "serve", str(folder), *flags, *stored, "--max-total-tokens", "2048", key=None)
     try:

@@ -287,6 +287,7 @@ def fleet(installed: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     pytest.importorskip("smg", reason="needs dovetail-llm[gateway]")
     folder = tmp_path_factory.mktemp("fleet")
     flags = ("--data-parallel-size", "2", "--api-key", KEY, "--admin-api-key", ADMIN, "--resume-key", RESUME)
+    flags += ("--grammar-backend", "none", "--body-processes", "0")  # which the other server has
     running = Served(folder, "serve", *SERVED, *flags, "--file-storage-path", str(folder / "files"))
     try:
         yield running.wait()
