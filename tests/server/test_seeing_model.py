@@ -89,20 +89,11 @@ def seeing(folder: Path) -> Reference:
 @pytest.fixture(scope="module")
 def served(seeing: Reference, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     room = tmp_path_factory.mktemp("served")
-    flags = (
-        "--device",
-        "cpu",
-        "--dtype",
-        "float32",
-        "--num-threads",
-        "1",
-        "--page-size",
-        "4",
-        "--grammar-backend",
-        "none",
-    )
+    flags = ("--device", "cpu", "--dtype", "float32", "--num-threads", "1", "--page-size", "4")
     stored = ("--min-free-disk-bytes", "0", "--file-storage-path", str(room / "files"))
-    running = Served(room, "serve", str(folder), *flags, *stored, "--max-total-tokens", "2048", key=None)
+    running = Served(
+        room, "serve", str(folder), *flags, *stored, "--max-total-tokens", "2048", "--grammar-backend", "none", key=None
+    )
     try:
         yield running.wait()
     finally:
