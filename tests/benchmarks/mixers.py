@@ -23,6 +23,7 @@ from unittest import mock
 import torch
 import triton
 from torch import Tensor
+from triton.runtime.jit import JITFunction
 
 from dovetail_backends.kernels.triton import delta, delta_pieces
 from dovetail_testing.conformance.kernels_mixers import MixerRequests, Weights
@@ -49,6 +50,20 @@ def graph_us(calls: list[Callable[[], Any]]) -> float:
             call()
     found: float = triton.testing.do_bench(graph.replay, warmup=50, rep=300, return_mode="median")
     return 1000 * found / (4 * len(calls))
+
+
+def kernels_of(run: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
+    """Return each kernel of Triton that a call launches, by name: launched alone, with the operands that it had."""
+    found: dict[str, Callable[[], Any]] = {}
+    launch = JITFunction.run
+
+    def keep(self: JITFunction[Any], *args: Any, **kwargs: Any) -> Any:
+        found[self.fn.__name__] = lambda: launch(self, *args, **kwargs)
+        return launch(self, *args, **kwargs)
+
+    with mock.patch.object(JITFunction, "run", keep):
+        run()
+    return found
 
 
 def copy_rate() -> float:

@@ -1,8 +1,9 @@
 """Kimi Delta Attention over prompts in Triton: the fold in pieces of 64 tokens.
 
-As `delta_pieces.py`, with decays of each number of a key. Queries and keys of a piece are multiplied for each of its
-four blocks of 16 tokens: within one number by number, and with the tokens before it in a matmul whose sides are decayed
-to where the block begins. All exponents are sums of decays, which are at most 0. Each piece is one fixed computation.
+As `delta_pieces.py`, with decays of each number of a key. What two tokens have in common is no factor of a product
+then: a piece is halved again and again. Tokens of a second half and of the first one before it are decayed to where the
+two meet, and a matmul multiplies them. So each pair of tokens meets in one of six matmuls. All exponents are sums of
+decays, none above 0, and are made by matmuls, too. Each piece is one fixed computation.
 
 T tokens, C pieces, B requests, G heads; D and W widths of a key and of a value; P channels.
 """
@@ -15,98 +16,56 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from dovetail.contracts.device import is_interpreted
 from dovetail.sdk.layers.ops.conv import PIECE
 from dovetail_backends.kernels.triton.delta import EPS, decays
 from dovetail_backends.kernels.triton.delta_pieces import SIZE, inverse
-from dovetail_backends.kernels.triton.exact import PRECISION
+from dovetail_backends.kernels.triton.exact import PRECISION, exact
 from dovetail_backends.kernels.triton.pdl import launch_options
 
-BLOCK = 16
-"""Tokens that are multiplied number by number."""
-ROWS: tl.constexpr = tl.constexpr(BLOCK)
+LEVELS: tl.constexpr = tl.constexpr(PIECE.bit_length() - 1)
+"""How often a piece is halved until a half is one token."""
+LOWEST: tl.constexpr = tl.constexpr(-1e30)
+"""Of a decay: sums of them stay finite."""
 LINES: tl.constexpr = tl.constexpr(3 * PIECE + 1)
 """What is kept of a piece and head, `[D]` each: decayed queries, keys twice, and the decay of the whole piece."""
-WARPS = 4
+SOME, WARPS, INVERSE_WARPS = 32, 4, 4
+"""Numbers of a key that a program multiplies at a time, its warps, and those of a program that inverts.
+
+With more numbers, or warps, registers do not suffice: 480 bytes of a thread would be spilled, or 860, not 56.
+"""
 TILE = 16, 4, 1
 """Values of a program of the fold, its warps, and how many pieces are loaded ahead.
 
-Of six, these need least local and shared memory, as compiled for an H200. There, 16,384 tokens of a layer of
-Kimi-Linear take 16.9 ms with them, seven times as long as in Gated DeltaNet; the others were not measured.
+Of six, these need least local and shared memory, as compiled for an H200; the others were not measured.
 """
 
 
 @triton.jit
-def _unit_rows(source, token, live, d, in_d, scale, P: tl.constexpr):
-    """Queries or keys `[n, D]` of length `scale`, float32."""
-    found = tl.load(source + token[:, None] * P + d[None, :], mask=live[:, None] & in_d[None, :], other=0.0)
+def _lengths(source, token, live, P: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """One over the lengths of queries or keys, `[64]`."""
+    d = tl.arange(0, BLOCK_D)
+    found = tl.load(source + token[:, None] * P + d[None, :], mask=live[:, None] & (d < D)[None, :], other=0.0)
     found = found.to(tl.float32)
-    return found * (scale / tl.sqrt(tl.sum(found * found, 1) + EPS))[:, None]
+    return 1.0 / tl.sqrt(tl.sum(found * found, 1) + EPS)
 
 
 @triton.jit
-def _decays(f, token, live, d, in_d, a, bias, f_token, BOUND: tl.constexpr):
-    """Decays in log space of tokens `[n, D]`: 0 where there is none."""
-    inside = live[:, None] & in_d[None, :]
-    step = tl.load(f + token[:, None] * f_token + d[None, :], mask=inside, other=0.0).to(tl.float32)
-    return tl.where(inside, decays(step, a, bias[None, :], BOUND), 0.0)
+def _sums(chosen, decay, EMULATED: tl.constexpr):
+    """Sums `[64, n]` of the decays that each token has chosen, `[64, 64]`: nothing cancels, as none is above 0."""
+    return exact(tl.where(chosen, 1.0, 0.0).to(tl.bfloat16), decay, 3, True, EMULATED)
 
 
 @triton.jit
-def _products_kernel(
-    x, b, f, a_log, dt_bias, table, systems, scores, b_token, b_head, f_token, f_head,
-    G: tl.constexpr, D: tl.constexpr, W: tl.constexpr, BLOCK_D: tl.constexpr, BOUND: tl.constexpr,
-    PDL: tl.constexpr,
+def _prepare_kernel(
+    x, b, f, a_log, dt_bias, table, inverses, scores, decayed, b_token, b_head, f_token, f_head,
+    G: tl.constexpr, D: tl.constexpr, W: tl.constexpr, BLOCK_D: tl.constexpr, SOME: tl.constexpr,
+    BOUND: tl.constexpr, EMULATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program per block of 16 tokens, head and piece: 16 rows of what `(I + L)` and the scores are."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    P: tl.constexpr = G * (2 * D + W)
-    piece, head, begin = tl.program_id(2), tl.program_id(1), tl.program_id(0) * ROWS
-    num = tl.load(table + piece * 3 + 2)
-    if num > 0:
-        i, j, d = tl.arange(0, ROWS), tl.arange(0, SIZE), tl.arange(0, BLOCK_D)
-        in_d, first = d < D, tl.load(table + piece * 3 + 1)
-        products, score = tl.zeros([ROWS, SIZE], tl.float32), tl.zeros([ROWS, SIZE], tl.float32)
-        if begin < num:
-            a, bias = tl.load(a_log + head), tl.load(dt_bias + head * D + d, mask=in_d, other=0.0)
-            one, dim = tl.full([], 1, tl.float32), tl.full([], D, tl.float32)
-            own, live = first + begin + i, begin + i < num
-            from_q, from_k, from_f = x + head * D, x + (G + head) * D, f + head * f_head
-            queries = _unit_rows(from_q, own, live, d, in_d, 1.0 / tl.sqrt(dim), P)
-            keys = _unit_rows(from_k, own, live, d, in_d, one, P)
-            decay = _decays(from_f, own, live, d, in_d, a, bias, f_token, BOUND)
-            if begin > 0:  # by all tokens before the block, as they are where it begins
-                earlier = _unit_rows(from_k, first + j, j < begin, d, in_d, one, P)
-                passed = _decays(from_f, first + j + 1, j + 1 < begin, d, in_d, a, bias, f_token, BOUND)
-                earlier = tl.trans(earlier * tl.exp(tl.cumsum(passed, 0, reverse=True)))
-                since = tl.exp(tl.cumsum(decay, 0))
-                products = tl.dot(keys * since, earlier, input_precision=PRECISION)
-                score = tl.dot(queries * since, earlier, input_precision=PRECISION)
-            passed = tl.zeros([ROWS, BLOCK_D], tl.float32)
-            for back in range(0, ROWS):
-                at = ROWS - 1 - back
-                key = tl.sum(tl.where((i == at)[:, None], keys, 0.0), 0)
-                behind = tl.sum(tl.where((i == at + 1)[:, None], decay, 0.0), 0)
-                passed = tl.where((i > at)[:, None], passed + behind[None, :], 0.0)
-                by = tl.where((i >= at)[:, None], key[None, :] * tl.exp(passed), 0.0)
-                is_own = (j == begin + at)[None, :]
-                products = tl.where(is_own, tl.sum(keys * by, 1)[:, None], products)
-                score = tl.where(is_own, tl.sum(queries * by, 1)[:, None], score)
-            number = tl.load(b + own * b_token + head * b_head, mask=live, other=0.0).to(tl.float32)
-            products *= (1.0 / (1.0 + tl.exp(-number)))[:, None]
-        place = (piece.to(tl.int64) * G + head) * (SIZE * SIZE) + (begin + i)[:, None] * SIZE + j[None, :]
-        tl.store(scores + place, score)
-        tl.store(systems + place, tl.where(j[None, :] < (begin + i)[:, None], products, 0.0))
+    """One program per head and piece: `(I + L)^-1`, scores, and queries and keys as they meet the state.
 
-
-@triton.jit
-def _inverse_kernel(
-    x, b, f, a_log, dt_bias, table, systems, decayed, b_token, b_head, f_token, f_head,
-    G: tl.constexpr, D: tl.constexpr, W: tl.constexpr, BLOCK_D: tl.constexpr, BOUND: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """One program per head and piece: `(I + L)^-1`, and queries and keys as they meet the state."""
+    It goes through SOME numbers of a key at a time, as many as registers have room for.
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -114,26 +73,62 @@ def _inverse_kernel(
     head, piece = tl.program_id(0), tl.program_id(1)
     num = tl.load(table + piece * 3 + 2)
     if num > 0:
-        i, d = tl.arange(0, SIZE), tl.arange(0, BLOCK_D)
-        token, live, in_d = tl.load(table + piece * 3 + 1) + i, i < num, d < D
-        a, bias = tl.load(a_log + head), tl.load(dt_bias + head * D + d, mask=in_d, other=0.0)
+        i = tl.arange(0, SIZE)
+        token, live = tl.load(table + piece * 3 + 1) + i, i < num
+        row, column = i[:, None], i[None, :]
+        from_q, from_k = x + head * D, x + (G + head) * D
+        q_length = _lengths(from_q, token, live, P, D, BLOCK_D) * (1.0 / tl.sqrt(tl.full([], D, tl.float32)))
+        k_length, a = _lengths(from_k, token, live, P, D, BLOCK_D), tl.load(a_log + head)
+        products, score = tl.zeros([SIZE, SIZE], tl.float32), tl.zeros([SIZE, SIZE], tl.float32)
         place = piece.to(tl.int64) * G + head
-        square = systems + place * (SIZE * SIZE) + i[:, None] * SIZE + i[None, :]
+        for first in range(0, BLOCK_D, SOME):
+            d = first + tl.arange(0, SOME)
+            inside = live[:, None] & (d < D)[None, :]
+            step = tl.load(f + token[:, None] * f_token + head * f_head + d[None, :], mask=inside, other=0.0)
+            bias = tl.load(dt_bias + head * D + d, mask=d < D, other=0.0)[None, :]
+            decay = tl.maximum(decays(step.to(tl.float32), a, bias, BOUND), LOWEST)
+            decay = tl.where(inside, decay, 0.0)
+            at = token[:, None] * P + d[None, :]
+            queries = tl.load(from_q + at, mask=inside, other=0.0).to(tl.float32) * q_length[:, None]
+            keys = tl.load(from_k + at, mask=inside, other=0.0).to(tl.float32) * k_length[:, None]
+            score += tl.where(row == column, tl.sum(queries * keys, 1)[:, None], 0.0)
+            half = SIZE
+            for _ in range(LEVELS):
+                half = half // 2
+                is_late, is_same = (row & half) != 0, (row ^ column) < half
+                passed = tl.exp(_sums(is_same & ((column <= row) == is_late), decay, EMULATED))
+                late, early = tl.where(is_late, passed, 0.0), tl.trans(tl.where(is_late, 0.0, keys * passed))
+                is_pair = (row ^ column) < 2 * half
+                products += tl.where(is_pair, tl.dot(keys * late, early, input_precision=PRECISION), 0.0)
+                score += tl.where(is_pair, tl.dot(queries * late, early, input_precision=PRECISION), 0.0)
+            target, wide = decayed + place * (LINES * D) + row * D + d[None, :], (row < SIZE) & (d < D)[None, :]
+            passed = tl.exp(_sums(column <= row, decay, EMULATED))
+            tl.store(target, queries * passed, mask=wide)
+            tl.store(target + SIZE * D, keys * passed, mask=wide)
+            tl.store(target + (2 * SIZE + 1) * D, passed, mask=wide & (row == SIZE - 1))
+            tl.store(target + 2 * SIZE * D, keys * tl.exp(_sums(column > row, decay, EMULATED)), mask=wide)
+        square = place * (SIZE * SIZE) + row * SIZE + column
+        tl.store(scores + square, score)
+        number = tl.load(b + token * b_token + head * b_head, mask=live, other=0.0).to(tl.float32)
+        rate = tl.where(live, 1.0 / (1.0 + tl.exp(-number)), 0.0)  # no token, no change
+        tl.store(inverses + square, products * rate[:, None])
+
+
+@triton.jit
+def _inverse_kernel(b, table, systems, b_token, b_head, G: tl.constexpr, PDL: tl.constexpr):
+    """One program per head and piece: `(I + L)^-1` in the place of L, times the rates."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    head, piece = tl.program_id(0), tl.program_id(1)
+    num = tl.load(table + piece * 3 + 2)
+    if num > 0:
+        i = tl.arange(0, SIZE)
+        token, live = tl.load(table + piece * 3 + 1) + i, i < num
+        square = systems + (piece.to(tl.int64) * G + head) * (SIZE * SIZE) + i[:, None] * SIZE + i[None, :]
         number = tl.load(b + token * b_token + head * b_head, mask=live, other=0.0).to(tl.float32)
         rate = tl.where(live, 1.0 / (1.0 + tl.exp(-number)), 0.0)  # no token, no change
         tl.store(square, inverse(tl.load(square)) * rate[None, :])
-        from_f = f + head * f_head
-        from_start = tl.exp(tl.cumsum(_decays(from_f, token, live, d, in_d, a, bias, f_token, BOUND), 0))
-        behind = _decays(from_f, token + 1, i + 1 < num, d, in_d, a, bias, f_token, BOUND)
-        one, dim = tl.full([], 1, tl.float32), tl.full([], D, tl.float32)
-        queries = _unit_rows(x + head * D, token, live, d, in_d, 1.0 / tl.sqrt(dim), P)
-        keys = _unit_rows(x + (G + head) * D, token, live, d, in_d, one, P)
-        inside = (i < SIZE)[:, None] & in_d[None, :]
-        at = decayed + place * (LINES * D) + i[:, None] * D + d[None, :]
-        tl.store(at, queries * from_start, mask=inside)
-        tl.store(at + SIZE * D, keys * from_start, mask=inside)
-        tl.store(at + 2 * SIZE * D, keys * tl.exp(tl.cumsum(behind, 0, reverse=True)), mask=inside)
-        tl.store(at + (2 * SIZE + 1) * D, from_start, mask=inside & (i == SIZE - 1)[:, None])
 
 
 @triton.jit
@@ -194,9 +189,13 @@ def kda_prefill(
     squares = torch.empty(2, num, heads, PIECE, PIECE, dtype=torch.float32, device=x.device)
     decayed = torch.empty(num, heads, LINES.value, dim, dtype=torch.float32, device=x.device)
     sizes = {"G": heads, "D": dim, "W": width, "BLOCK_D": max(16, triton.next_power_of_2(dim))}
-    strides, made = (*b.stride(), *f.stride()[:2]), {"BOUND": bound, "num_warps": WARPS, **launch_options(x)}
-    _products_kernel[(PIECE // BLOCK, heads, num)](x, b, f, a_log, dt_bias, table, *squares, *strides, **sizes, **made)
-    _inverse_kernel[(heads, num)](x, b, f, a_log, dt_bias, table, squares[0], decayed, *strides, **sizes, **made)
+    _prepare_kernel[(heads, num)](
+        x, b, f, a_log, dt_bias, table, *squares, decayed, *b.stride(), *f.stride()[:2], **sizes,
+        SOME=min(SOME, sizes["BLOCK_D"]), BOUND=bound, EMULATED=is_interpreted(), num_warps=WARPS, **launch_options(x),
+    )  # fmt: skip
+    _inverse_kernel[(heads, num)](
+        b, table, squares[0], *b.stride(), G=heads, num_warps=INVERSE_WARPS, **launch_options(x)
+    )
     block, warps, stages = TILE
     _fold_kernel[(triton.cdiv(width, block), heads, len(rows))](
         x, rows, pieces, table, saves, *squares, decayed, out, state, copies, **sizes, BLOCK_W=block, STAGES=stages,
