@@ -21,6 +21,7 @@ from dovetail.sdk.layers.ops.conv import PIECE
 from dovetail_backends.kernels.triton.delta import EPS, decays
 from dovetail_backends.kernels.triton.delta_pieces import SIZE, inverse
 from dovetail_backends.kernels.triton.exact import PRECISION, exact
+from dovetail_backends.kernels.triton.launch import shared_bytes
 from dovetail_backends.kernels.triton.pdl import launch_options
 
 LEVELS: tl.constexpr = tl.constexpr(PIECE.bit_length() - 1)
@@ -34,11 +35,14 @@ SOME, WARPS, INVERSE_WARPS = 32, 4, 4
 
 With more numbers, or warps, registers do not suffice: 480 bytes of a thread would be spilled, or 860, not 56.
 """
-TILE = 16, 4, 1
-"""Values of a program of the fold, its warps, and how many pieces are loaded ahead.
+TILE = 32, 4, 2
+"""Values of a program of the fold, its warps, and 2 if a piece is loaded while the one before it is folded.
 
-Of six, these need least local and shared memory, as compiled for an H200; the others were not measured.
+Of ten, as compiled for an H200, it has hardly more local memory than the least, and half as many programs that load
+what all need. None was measured.
 """
+AHEAD = 128, 201 << 10
+"""Widest keys that are loaded ahead, and the shared memory that this takes; without it, programs wait for pieces."""
 
 
 @triton.jit
@@ -132,24 +136,38 @@ def _inverse_kernel(b, table, systems, b_token, b_head, G: tl.constexpr, PDL: tl
 
 
 @triton.jit
+def _met(numbers, low, high, in_low, in_high, HALF: tl.constexpr):
+    """Decayed queries or keys times a state whose numbers of keys stand in two halves."""
+    first = tl.load(numbers, mask=in_low, other=0.0)
+    found = tl.dot(first, low, input_precision=PRECISION)
+    return tl.dot(tl.load(numbers + HALF, mask=in_high, other=0.0), high, found, input_precision=PRECISION)
+
+
+@triton.jit
 def _fold_kernel(
     x, rows, pieces, table, saves, inverses, scores, decayed, out, state, copies,
-    G: tl.constexpr, D: tl.constexpr, W: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_W: tl.constexpr,
+    G: tl.constexpr, D: tl.constexpr, W: tl.constexpr, HALF: tl.constexpr, BLOCK_W: tl.constexpr,
     NARROW: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program per block of values, head and request: its pieces in order."""
+    """One program per block of values, head and request: its pieces in order.
+
+    The HALF numbers of keys that come first, and the others, are multiplied one after the other: registers have room
+    for half of a piece's.
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     P: tl.constexpr = G * (2 * D + W)
     head, request = tl.program_id(1), tl.program_id(2)
-    i, d, w = tl.arange(0, SIZE), tl.arange(0, BLOCK_D), tl.program_id(0) * BLOCK_W + tl.arange(0, BLOCK_W)
-    in_d, in_w = d < D, w < W
-    inside, at = in_d[:, None] & in_w[None, :], head * (D * W) + d[:, None] * W + w[None, :]
+    i, d, w = tl.arange(0, SIZE), tl.arange(0, HALF), tl.program_id(0) * BLOCK_W + tl.arange(0, BLOCK_W)
+    in_low, in_high, in_w = d < D, HALF + d < D, w < W
+    at_low, at_high = in_low[:, None] & in_w[None, :], in_high[:, None] & in_w[None, :]
+    at = head * (D * W) + d[:, None] * W + w[None, :]
     first, last = tl.load(pieces + request), tl.load(pieces + request + 1)
     if first < last:
         own = state + tl.load(rows + request) * (G * D * W) + at
-        now = tl.load(own, mask=inside, other=0.0).to(tl.float32)
+        low = tl.load(own, mask=at_low, other=0.0).to(tl.float32)
+        high = tl.load(own + HALF * W, mask=at_high, other=0.0).to(tl.float32)
         for piece in tl.range(first, last, num_stages=STAGES):
             token, live = tl.load(table + piece * 3 + 1) + i, i < tl.load(table + piece * 3 + 2)
             in_value = live[:, None] & in_w[None, :]
@@ -157,23 +175,28 @@ def _fold_kernel(
             place = piece * G + head
             square = place * (SIZE * SIZE) + i[:, None] * SIZE + i[None, :]
             numbers = decayed + place * (LINES * D) + i[:, None] * D + d[None, :]
-            queries = tl.load(numbers, mask=in_d[None, :], other=0.0)
-            keys = tl.load(numbers + SIZE * D, mask=in_d[None, :], other=0.0)
-            ending = tl.load(numbers + 2 * SIZE * D, mask=in_d[None, :], other=0.0)
-            held = value.to(tl.float32) - tl.dot(keys, now, input_precision=PRECISION)
-            change = tl.dot(tl.load(inverses + square), held, input_precision=PRECISION)
-            read = tl.dot(queries, now, input_precision=PRECISION)
+            held = _met(numbers + SIZE * D, low, high, in_low[None, :], in_high[None, :], HALF)
+            change = tl.dot(tl.load(inverses + square), value.to(tl.float32) - held, input_precision=PRECISION)
+            read = _met(numbers, low, high, in_low[None, :], in_high[None, :], HALF)
             # What is read is rounded to bfloat16: one pass of tf32 loses nothing of that.
             read += tl.dot(tl.load(scores + square), change, input_precision="tf32" if NARROW else PRECISION)
             target = out + (token[:, None] * G + head) * W + w[None, :]
             tl.store(target, read.to(out.dtype.element_ty), mask=in_value)
-            kept = tl.load(decayed + place * (LINES * D) + 3 * SIZE * D + d, mask=in_d, other=0.0)
-            now = now * kept[:, None] + tl.dot(tl.trans(ending), change, input_precision=PRECISION)
-            now = now.to(state.dtype.element_ty).to(tl.float32)
+            kept = decayed + place * (LINES * D) + 3 * SIZE * D + d
+            low *= tl.load(kept, mask=in_low, other=0.0)[:, None]
+            high *= tl.load(kept + HALF, mask=in_high, other=0.0)[:, None]
+            ending = numbers + 2 * SIZE * D
+            early = tl.trans(tl.load(ending, mask=in_low[None, :], other=0.0))
+            low = tl.dot(early, change, low, input_precision=PRECISION).to(state.dtype.element_ty).to(tl.float32)
+            late = tl.trans(tl.load(ending + HALF, mask=in_high[None, :], other=0.0))
+            high = tl.dot(late, change, high, input_precision=PRECISION).to(state.dtype.element_ty).to(tl.float32)
             copy = tl.load(saves + piece)
             if copy >= 0:
-                tl.store(copies + copy * (G * D * W) + at, now, mask=inside)
-        tl.store(own, now, mask=inside)
+                kept_at = copies + copy * (G * D * W) + at
+                tl.store(kept_at, low, mask=at_low)
+                tl.store(kept_at + HALF * W, high, mask=at_high)
+        tl.store(own, low, mask=at_low)
+        tl.store(own + HALF * W, high, mask=at_high)
 
 
 def kda_prefill(
@@ -188,17 +211,19 @@ def kda_prefill(
         return out
     squares = torch.empty(2, num, heads, PIECE, PIECE, dtype=torch.float32, device=x.device)
     decayed = torch.empty(num, heads, LINES.value, dim, dtype=torch.float32, device=x.device)
-    sizes = {"G": heads, "D": dim, "W": width, "BLOCK_D": max(16, triton.next_power_of_2(dim))}
+    sizes, block_d = {"G": heads, "D": dim, "W": width}, max(32, triton.next_power_of_2(dim))
     _prepare_kernel[(heads, num)](
         x, b, f, a_log, dt_bias, table, *squares, decayed, *b.stride(), *f.stride()[:2], **sizes,
-        SOME=min(SOME, sizes["BLOCK_D"]), BOUND=bound, EMULATED=is_interpreted(), num_warps=WARPS, **launch_options(x),
+        BLOCK_D=block_d, SOME=min(SOME, block_d), BOUND=bound, EMULATED=is_interpreted(), num_warps=WARPS,
+        **launch_options(x),
     )  # fmt: skip
     _inverse_kernel[(heads, num)](
         b, table, squares[0], *b.stride(), G=heads, num_warps=INVERSE_WARPS, **launch_options(x)
     )
     block, warps, stages = TILE
+    stages = stages if block_d <= AHEAD[0] and shared_bytes(x.device) >= AHEAD[1] else 1
     _fold_kernel[(triton.cdiv(width, block), heads, len(rows))](
-        x, rows, pieces, table, saves, *squares, decayed, out, state, copies, **sizes, BLOCK_W=block, STAGES=stages,
-        NARROW=x.dtype == torch.bfloat16, num_warps=warps, **launch_options(x),
+        x, rows, pieces, table, saves, *squares, decayed, out, state, copies, **sizes, HALF=block_d // 2, BLOCK_W=block,
+        STAGES=stages, NARROW=x.dtype == torch.bfloat16, num_warps=warps, **launch_options(x),
     )  # fmt: skip
     return out
