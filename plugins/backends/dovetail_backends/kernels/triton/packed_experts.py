@@ -18,6 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.device import is_interpreted
 from dovetail_backends.kernels.triton.experts import combine, sorted_down, sorted_gate_up, sorted_slots, sorted_tiles
+from dovetail_backends.kernels.triton.packed_float8 import fits_float8, float8_half
 from dovetail_backends.kernels.triton.packed_slots import (
     PackedExpertWeights,
     PackedSlotTiles,
@@ -44,11 +45,12 @@ Tile = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class ExpertTiles:
-    """BLOCK_M of both kernels, then the tile of each."""
+    """BLOCK_M of both kernels, then the tile of each; and whether they are those of `packed_float8`."""
 
     block_m: int
     gate_up: Tile
     down: Tile
+    is_float8: bool = False
 
 
 @triton.jit
@@ -187,6 +189,8 @@ def packed_gated_experts(
     if num_slots >= WRITTEN_ROWS * len(weights.gate_up.numbers) if is_written is None else is_written:
         return _written_out(x, ids, shares, weights, residual)
     tile = tiles or expert_tiles(weights, num_slots, x.dtype)
+    if tile.is_float8 and not (fits_float8(weights.gate_up) and fits_float8(weights.down)):
+        raise ValueError("tiles of float8 are for e2m1 whose scales are near each other")
     num, h, i = weights.gate_up.numbers.shape[0], weights.gate_up.num_in, weights.down.num_in
     order, bounds = sorted_slots(ids, num, weights.first)
     made, y = x.new_empty(num_slots, i), x.new_empty(num_slots, h)
@@ -196,6 +200,12 @@ def packed_gated_experts(
     )
     for given, out, weight, bias, (block_n, block_k, warps, stages), n in halves:
         is_gate = given is x
+        if tile.is_float8:
+            float8_half(
+                given, order, bounds, shares, weight, bias, out, tile.block_m, (block_n, block_k, warps, stages),
+                act=weights.act, top_k=ids.shape[1], gate=is_gate, weigh=weights.weigh_input == is_gate,
+            )  # fmt: skip
+            continue
         scales = (x if one is None else one for one in (weight.scale, weight.offset, weight.row_scale))
         _expert_kernel[(triton.cdiv(n, block_n), num)](
             given, order, bounds, shares, weight.numbers, *scales, x if bias is None else bias, out,

@@ -24,12 +24,15 @@ from dovetail_backends.kernels.triton.launch import Tile, scratch
 from dovetail_backends.kernels.triton.packed_weight import PackedWeight
 from dovetail_backends.kernels.triton.pdl import launch_options
 
+ORDER = 128
+"""Inputs that `packed_float8` reorders."""
+
 
 class Halves(NamedTuple):
     """Rows as two float8 numbers each: `(high + low) * scale`.
 
     Attributes:
-        numbers: `[2, M, K]` float8: high, low.
+        numbers: `[2, M, K]` float8: high, low; wider where they are reordered.
         scale: `[M]` float32.
     """
 
@@ -46,14 +49,19 @@ def _steps(numbers, more):
 @triton.jit
 def _halve_kernel(
     x, norm, high, low, scale, eps, stride_x,
-    K: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    K: tl.constexpr, WIDE: tl.constexpr, ORDERED: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row."""
+    """One row, of WIDE numbers; with `ORDERED` they are in the order of `packed_float8`."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     m = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
+    place = tl.arange(0, BLOCK)
+    at = place
+    if ORDERED:
+        word = place // 4 % 4 * 4 + place // 32 % 4  # of 16
+        at = place // 128 * 128 + word // 8 * 64 + (place // 16 % 2 * 4 + place % 4) * 8 + word % 8
     given = tl.load(x + m * stride_x + at, mask=at < K, other=0.0)
     wide = given.to(tl.float32)
     if NORM:
@@ -66,23 +74,28 @@ def _halve_kernel(
     # A float8 number has four significant bits from 2 ** -6 on, and steps of 2 ** -9 below, to which alone is rounded.
     upper = (near.to(tl.int32, bitcast=True) & -0x100000).to(tl.float32, bitcast=True)
     first = tl.where(tl.abs(near) < 0.015625, _steps(near, 0.0), upper)
-    tl.store(high + m * K + at, first.to(tl.float8e4nv), mask=at < K)
+    tl.store(high + m * WIDE + place, first.to(tl.float8e4nv), mask=place < WIDE)
     rest = near - first
     lower = (rest.to(tl.int32, bitcast=True) & -0x100000).to(tl.float32, bitcast=True)
     second = tl.where(tl.abs(rest) < 0.015625, _steps(rest, 0.5), lower)
-    tl.store(low + m * K + at, second.to(tl.float8e4nv), mask=at < K)
+    tl.store(low + m * WIDE + place, second.to(tl.float8e4nv), mask=place < WIDE)
     by = ((exponent - 7) << 23).to(tl.float32, bitcast=True)
     tl.store(scale + m, by + tl.sum(wide * 0.0, 0))  # a row that is not finite stays so: a maximum skips nan
 
 
-def halves(x: Tensor, norm: Tensor | None = None, eps: float = 0.0) -> Halves:
-    """Return rows `[M, K]`, or their RMS norm with weight `norm` `[K]`, as float8 numbers."""
+def halves(x: Tensor, norm: Tensor | None = None, eps: float = 0.0, *, ordered: bool = False) -> Halves:
+    """Return rows `[M, K]`, or their RMS norm with weight `norm` `[K]`, as float8 numbers.
+
+    With `ordered`, they are in the order in which `packed_float8` has weights, and zeros fill the last 128.
+    """
     rows, k = x.shape
-    numbers = torch.empty(2, rows, k, dtype=torch.float8_e4m3fn, device=x.device)
+    wide = -(-k // ORDER) * ORDER if ordered else k
+    numbers = torch.empty(2, rows, wide, dtype=torch.float8_e4m3fn, device=x.device)
     scale = torch.empty(rows, dtype=torch.float32, device=x.device)
     _halve_kernel[(rows,)](
         x, x if norm is None else norm, numbers[0], numbers[1], scale, eps, x.stride(0), K=k,
-        BLOCK=triton.next_power_of_2(k), NORM=norm is not None, num_warps=8, **launch_options(x),
+        WIDE=wide, ORDERED=ordered, BLOCK=triton.next_power_of_2(wide), NORM=norm is not None, num_warps=8,
+        **launch_options(x),
     )  # fmt: skip
     return Halves(numbers, scale)
 

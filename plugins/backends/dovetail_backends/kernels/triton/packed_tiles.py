@@ -50,7 +50,7 @@ def block_scales(
 
 
 @triton.jit
-def _spread(small):
+def spread(small):
     """Repeat each number of `[BLOCK_N, W / 8]` eight times: as words are in registers, so that nothing moves."""
     wide = tl.broadcast_to(small[:, :, None], [small.shape[0], small.shape[1], 8])
     return tl.reshape(wide, [small.shape[0], small.shape[1] * 8])
@@ -60,10 +60,10 @@ def _spread(small):
 def planes_of(raw, scales, FORM: tl.constexpr, dtype: tl.constexpr, ASM: tl.constexpr):
     """Numbers of words `[BLOCK_N, W]`, a tensor for each plane, in `dtype`; `scales` are from `block_scales`."""
     if FORM == "mxfp4":
-        planes = e2m1_planes(raw, _spread(scales[0]), dtype, ASM)
+        planes = e2m1_planes(raw, spread(scales[0]), dtype, ASM)
     else:
         planes = int4_planes(
-            raw, _spread(scales[2]), _spread(scales[3]), _spread(scales[0]), _spread(scales[1]),
+            raw, spread(scales[2]), spread(scales[3]), spread(scales[0]), spread(scales[1]),
             dtype, ASM,
         )  # fmt: skip
     return planes

@@ -17,6 +17,8 @@ from dovetail.sdk.quantization.words import nibbles_of
 from dovetail_backends.kernels.triton.nibbles import BLOCK, exponents_of, in_planes
 
 PackedKind = Literal["scaled", "int4", "mxfp4"]
+LEAST_NEAR = 116
+"""Of e2m1's exponents, see `exponents_of`, the least with which each number is one of float8 beside the greatest."""
 BLOCK_SCALES = 128
 """Rows and columns of a block of which the library's float8 product takes scales."""
 
@@ -37,6 +39,7 @@ class PackedWeight:
         num_in: K.
         rounds: A product may round rows to the dtype of `numbers`.
         block_scale: `[N / 128, K / 128]` float32, where `scale` is the same for 128 outputs and a product may round.
+        is_near: Of mxfp4: no group of a row with a number in it has a scale below `LEAST_NEAR`.
     """
 
     kind: PackedKind
@@ -49,6 +52,7 @@ class PackedWeight:
     num_in: int
     rounds: bool = False
     block_scale: Tensor | None = None
+    is_near: bool = False
 
     @property
     def groups(self) -> int:
@@ -127,7 +131,13 @@ def int4(nibbles: Tensor, scale: Tensor, zero: Tensor | None, group: int | None,
 def mxfp4(nibbles: Tensor, scale: Tensor) -> PackedWeight:
     """Return e2m1: nibbles uint8 `[N, K]`, scales uint8 `[N, K / 32]`."""
     exponents, rows = exponents_of(scale)
-    return PackedWeight("mxfp4", in_planes(nibbles), exponents, None, rows, 32, *nibbles.shape)
+    bytes_of_row = torch.stack((exponents & 255, (exponents >> 8) & 255), -1).flatten(-2)[:, : scale.shape[-1]]
+    is_used = (nibbles & 7).view(*scale.shape, -1).amax(-1) > 0
+    is_near = not bool((is_used & (bytes_of_row < LEAST_NEAR)).any())
+    num_out, num_in = nibbles.shape
+    return PackedWeight(
+        "mxfp4", in_planes(nibbles), exponents, None, rows, 32, num_out, num_in, is_near=is_near
+    )  # fmt: skip
 
 
 def stacked(weights: Iterable[PackedWeight]) -> PackedWeight:
@@ -137,7 +147,7 @@ def stacked(weights: Iterable[PackedWeight]) -> PackedWeight:
     for name in ("numbers", "scale", "offset", "row_scale"):
         of_each = [getattr(one, name) for one in made]
         parts[name] = None if of_each[0] is None else torch.stack(of_each)
-    return replace(made[0], **parts)
+    return replace(made[0], **parts, is_near=all(one.is_near for one in made))
 
 
 def as_one(weight: PackedWeight) -> PackedWeight:
