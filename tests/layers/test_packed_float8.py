@@ -17,7 +17,7 @@ from dovetail_backends.kernels.triton.packed_slots import PackedExpertWeights
 from dovetail_backends.kernels.triton.packed_weight import LEAST_NEAR, PackedWeight, mxfp4, stacked, weight_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-HIDDEN, INNER, EXPERTS, TOP_K = 192, 160, 3, 2
+NUM, HIDDEN, INNER, EXPERTS, TOP_K = 26, 160, 96, 3, 2
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, where the interpreter divides by zero
 
 
@@ -33,25 +33,34 @@ def matrix(n: int, k: int, seed: int) -> PackedWeight:
     return weight_of(Mxfp4(), Mxfp4().quantise(weight), torch.float32)
 
 
-@pytest.mark.parametrize("act", ["silu_and_mul", "clamped_silu_and_mul"])
-@pytest.mark.parametrize("weigh_input", [False, True])
+@pytest.mark.parametrize(("act", "weigh_input"), [("silu_and_mul", True), ("clamped_silu_and_mul", False)])
 def test_it_equals_the_other_kernel(act: Act, weigh_input: bool) -> None:
-    """Both halves, with biases, for widths that no tile divides; rows of an expert take one tile, or several."""
+    """Both halves, with biases, for widths that no tile divides; rows of an expert take several tiles."""
     up = stacked(matrix(2 * INNER, HIDDEN, seed) for seed in range(EXPERTS))
     down = stacked(matrix(HIDDEN, INNER, seed + 7) for seed in range(EXPERTS))
     assert fits_float8(up)
     assert fits_float8(down)
     biases = random(EXPERTS, 2 * INNER, seed=20), random(EXPERTS, HIDDEN, seed=21)
     weights = PackedExpertWeights(up, down, *biases, 0, act, weigh_input)
-    x, tile = random(20, HIDDEN, seed=3), (64, 128, 4, 2)
-    ids = torch.rand(20, EXPERTS, generator=torch.Generator().manual_seed(4)).topk(TOP_K).indices.to(DEVICE)
-    shares, residual = random(20, TOP_K, seed=5).abs(), random(20, HIDDEN, seed=6)
-    want = packed_gated_experts(x, ids, shares, weights, residual, tiles=ExpertTiles(16, tile, tile))
-    for block_m in (16, 32):
-        tiles = ExpertTiles(block_m, tile, (64, 256, 4, 2), is_float8=True)
-        found = packed_gated_experts(x, ids, shares, weights, residual, tiles=tiles)
-        # What is between the halves has float32's bits in the interpreter, and loses them; its own is 2 ** -9 at most.
-        assert (found - want).double().norm() <= 4e-3 * want.double().norm()
+    x, tile = random(NUM, HIDDEN, seed=3), (64, 128, 4, 2)
+    ids = torch.rand(NUM, EXPERTS, generator=torch.Generator().manual_seed(4)).topk(TOP_K).indices.to(DEVICE)
+    shares, residual = random(NUM, TOP_K, seed=5).abs(), random(NUM, HIDDEN, seed=6)
+    want = packed_gated_experts(x, ids, shares, weights, residual, tiles=ExpertTiles(32, tile, tile))
+    tiles = ExpertTiles(16, tile, (64, 256, 4, 2), is_float8=True)
+    found = packed_gated_experts(x, ids, shares, weights, residual, tiles=tiles)
+    # What is between the halves has float32's bits in the interpreter, and loses them; its own is 2 ** -9 at most.
+    assert (found - want).double().norm() <= 4e-3 * want.double().norm()
+
+
+def test_other_weights_are_refused() -> None:
+    """Whoever asks for these tiles learns why not."""
+    nibbles = torch.ones(2, 64, dtype=torch.uint8, device=DEVICE)
+    far = mxfp4(nibbles, torch.tensor([[127, 1], [120, 120]], dtype=torch.uint8, device=DEVICE))
+    weights = PackedExpertWeights(stacked([far]), stacked([far]), None, None, 0, "silu_and_mul", False)
+    ids, tile = torch.zeros(1, 1, dtype=torch.int64, device=DEVICE), (64, 128, 4, 2)
+    tiles = ExpertTiles(16, tile, tile, is_float8=True)
+    with pytest.raises(ValueError, match="near each other"):
+        packed_gated_experts(random(1, 64, seed=0), ids, random(1, 1, seed=1), weights, None, tiles=tiles)
 
 
 def test_a_scale_far_below_the_greatest_is_left_to_the_other_kernel() -> None:
