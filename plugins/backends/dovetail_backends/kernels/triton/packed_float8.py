@@ -3,7 +3,7 @@
 A number of e2m1 times its group's scale is a float8 number, exactly, if no scale of a row is below 2 ** -11 of its
 greatest: the scale is a power of two, and moves the exponent. So a table of eight float8 numbers for each row and group
 takes the place of a multiplication for each number, and half as many registers hold what the tensor cores read. Tokens
-are two float8 numbers each, as in `packed_halves`. of a weight this takes 2.8 instructions where bfloat16 takes 4.2,
+are two float8 numbers each, as in `packed_halves`. Of a weight this takes 2.8 instructions where bfloat16 takes 4.2,
 and 1.2 on the unit for integers instead of 2.0 (`docs/design/compiled-kernels.md`).
 
 **Order.** Four words of a row make eight registers of four float8 numbers, each of one half of a word. A register
