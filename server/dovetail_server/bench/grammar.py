@@ -34,7 +34,7 @@ class GrammarOptions:
     num_cores: int
     parts: tuple[str, ...]
     seed: int
-    json: Path | None
+    json: Path | None = None
 
 
 def main(options: GrammarOptions) -> int:
