@@ -62,7 +62,7 @@ def split_workers(argv: list[str]) -> tuple[list[str], list[str]]:
         ConfigError: None is given, one twice, or one that is no address of a server.
     """
     parser = CommandParser("dovetail gateway", add_help=False)
-    parser.add_argument("--worker", action="append", default=[], type=checked, metavar="URL")
+    parser.add_argument("--worker", action="append", default=[], type=checked, nargs="?", const="", metavar="URL")
     found, others = parser.parse_known_args(argv)
     urls: list[str] = found.worker
     if not urls:
