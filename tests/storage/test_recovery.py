@@ -146,7 +146,7 @@ def test_too_many_open_files_are_503_and_pass(api: Api, monkeypatch: pytest.Monk
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr("dovetail_server.storage.disk.names_in", full)  # the first sweep
+        patch.setattr("dovetail_server.batches.finalize.disk.names_in", full)  # the first sweep
         patch.setattr("dovetail_server.storage.upload.create", full)
         reply = api.upload(b"{}\n")
         api.harness.eventually(lambda: "Too many open files" in api.harness.get("/readyz").text)
