@@ -225,3 +225,21 @@ def test_outputs_belong_to_rows_not_to_owners() -> None:
         assert run.tokens[handle] == want([handle, 2], SamplerParams(max_tokens=1 + handle % 3), handle)
     assert {int(row) for step in executor.steps for row in step.rows} == {0}
     assert np.unique([step.step for step in executor.steps]).size == len(executor.steps)
+
+
+@BOTH
+def test_a_second_request_under_a_running_ones_handle_is_one_line(
+    overlap: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The request that has the handle goes on as alone, also where the second could be refused at once."""
+    core, _ = start(overlap)
+    run = Run(core)
+    run.submit(7, [1, 2, 3], SamplerParams(max_tokens=6, seed=5))
+    run.step()
+    for prompt in ([4, 5], []):
+        core.handle(Submit(rid="", handle=7, prompt_ids=prompt, params=SamplerParams(max_tokens=2, seed=1)))
+    run.drain()
+    assert run.tokens[7] == want([1, 2, 3], SamplerParams(max_tokens=6), 5)
+    assert [record.getMessage() for record in caplog.records if "handle" in record.getMessage()] == [
+        "Ignored a request: handle 7 belongs to one that has not ended; use another."
+    ] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable
 from time import perf_counter
@@ -46,6 +47,8 @@ from dovetail.messages import (
 from dovetail.messages.executor import Executor, StepError
 from dovetail.messages.step import PrepareResult
 from dovetail.plugins import LoadedPlugins
+
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.002
 """How long the engine sleeps at a time if all it has waits for grammars."""
@@ -276,6 +279,10 @@ class EngineCore:
         return deltas
 
     def _submit(self, message: Submit) -> None:
+        if self.scheduler.find(message.handle) is not None:
+            # Deltas carry handles alone: one that refused this request would end the stream of the other.
+            logger.error("Ignored a request: handle %d belongs to one that has not ended; use another.", message.handle)
+            return
         if message.prefill_only:
             whole = self.pages.whole(len(message.prompt_ids))
             message = msgspec.structs.replace(message, prompt_ids=message.prompt_ids[:whole])
