@@ -18,7 +18,7 @@ from dovetail.grammar.spec.normal import Normal, is_normal, normalize
 from dovetail.grammar.spec.route import EnforcementOption, GrammarRouter, asked
 from dovetail.grammar.spec.wire import spec_of
 from dovetail.messages import GrammarOption
-from dovetail.sdk.schemas import schema
+from dovetail.sdk.schemas import keywords, schema
 from dovetail_server.bench.grammar_schemas import schemas
 from dovetail_testing.conformance.grammar_samples import small_vocabulary
 
@@ -60,7 +60,7 @@ def without_words(node: Any) -> Any:
     made = {key: value for key, value in node.items() if key not in SAID}
     for key in made.keys() & {"properties", "$defs"}:
         made[key] = {name: without_words(part) for name, part in made[key].items()}
-    return {key: without_words(part) if key in schema.ONE | schema.LISTS else part for key, part in made.items()}
+    return {key: without_words(part) if key in keywords.ONE | keywords.LISTS else part for key, part in made.items()}
 
 
 def test_what_is_kept_as_it_came_is_what_would_have_been_written() -> None:

@@ -6,8 +6,10 @@ which are the exact string of `config.json`. `distribution:name` names one plugi
 
 from __future__ import annotations
 
+import json
 import re
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 ROLES = ("api", "engine", "worker", "compiler")
 """Kinds of process: HTTP server, engine, a tensor-parallel rank beside it, grammar compiler."""
@@ -95,194 +97,16 @@ class PluginKind(NamedTuple):
         return ""
 
 
-_IN_ENGINE = ("engine", "worker")
-_PARSING = ("dovetail.sdk.formats.output", "dovetail.sdk.formats.json_calls")
-_KIT = "dovetail_testing.conformance"
+def _kind(row: dict[str, Any]) -> PluginKind:
+    """Make a kind of its row, whose lists are tuples."""
+    for field in ("roles", "watched"):
+        row[field] = tuple(row.get(field, ()))
+    return PluginKind(**row)
 
-KINDS: dict[str, PluginKind] = {
-    kind.name: kind
-    for kind in (
-        PluginKind(
-            name="model",
-            group="dovetail.models",
-            roles=_IN_ENGINE,
-            contract="dovetail.contracts.model:ModelPlugin",
-            label="architecture",
-            kit=f"{_KIT}.model:ModelConformance",
-            about="The model architecture {name} for Dovetail",
-            watched=(
-                "dovetail.sdk.layers.transformer",
-                "dovetail.sdk.layers.embedding",
-                "dovetail.runtime.checkpoint.weights",
-            ),
-            minor=6,
-        ),
-        PluginKind(
-            name="attention_backend",
-            group="dovetail.attention_backends",
-            roles=_IN_ENGINE,
-            contract="dovetail.contracts.attention:AttentionBackend",
-            label="--attention-backend",
-            kit=f"{_KIT}.attention:AttentionBackendConformance",
-            about="The attention backend {name} for Dovetail",
-            setting="attention_backend",
-            watched=("dovetail.cache.pool", "dovetail.sdk.layers.attention", "dovetail.runtime.graphs.batch"),
-            minor=4,
-        ),
-        PluginKind(
-            name="kernels",
-            group="dovetail.kernels",
-            roles=_IN_ENGINE,
-            contract="dovetail.contracts.kernels:KernelSet",
-            label="--kernels",
-            kit=f"{_KIT}.kernels:KernelSetConformance",
-            about="The kernel set {name} for Dovetail",
-            setting="kernels",
-            many=True,
-            without="plain",
-            watched=(
-                "dovetail.sdk.layers.ops.reference",
-                "dovetail.sdk.layers.ops.mixture",
-                "dovetail.sdk.layers.norm",
-                "dovetail.runtime.kernels.binding",
-            ),
-            minor=1,
-        ),
-        PluginKind(
-            name="reasoning_parser",
-            group="dovetail.reasoning_parsers",
-            roles=("api",),
-            contract="dovetail.contracts.reasoning:ReasoningParser",
-            label="--reasoning-parser",
-            kit=f"{_KIT}.parsers:ReasoningParserConformance",
-            about="Lets Dovetail read the reasoning of {name} models",
-            setting="reasoning_parser",
-            watched=_PARSING,
-        ),
-        PluginKind(
-            name="tool_parser",
-            group="dovetail.tool_parsers",
-            roles=("api",),
-            contract="dovetail.contracts.tools:ToolParser",
-            label="--tool-call-parser",
-            kit=f"{_KIT}.parsers:ToolParserConformance",
-            about="Lets Dovetail read the tool calls of {name} models",
-            setting="tool_call_parser",
-            watched=_PARSING,
-        ),
-        PluginKind(
-            name="grammar_backend",
-            group="dovetail.grammar_backends",
-            roles=("api", "engine", "compiler"),
-            contract="dovetail.contracts.grammar:GrammarBackend",
-            label="--grammar-backend",
-            kit=f"{_KIT}.grammar:GrammarBackendConformance",
-            about="The grammar backend {name} for Dovetail",
-            minor=2,
-            setting="grammar_backend",
-        ),
-        PluginKind(
-            name="processor",
-            group="dovetail.processors",
-            roles=("api",),
-            contract="dovetail.contracts.processor:ImageProcessor",
-            label="--processor",
-            kit=f"{_KIT}.processor:ImageProcessorConformance",
-            about="Lets Dovetail show images to {name} models",
-            setting="processor",
-        ),
-        PluginKind(
-            name="quantization",
-            group="dovetail.quantizations",
-            roles=_IN_ENGINE,
-            contract="dovetail.contracts.quantization:Quantization",
-            label="--quantization",
-            kit=f"{_KIT}.quantization:QuantizationConformance",
-            about="Lets Dovetail load checkpoints quantised as {name}",
-            setting="quantization",
-            fact="quantization",
-            watched=("dovetail.sdk.layers.plain", "dovetail.sdk.layers.linear", "dovetail.runtime.checkpoint.weights"),
-            minor=5,
-        ),
-        PluginKind(
-            name="checkpoint",
-            group="dovetail.checkpoints",
-            roles=("api", *_IN_ENGINE),
-            contract="dovetail.contracts.checkpoint:CheckpointFormat",
-            label="--load-format",
-            kit=f"{_KIT}.checkpoint:CheckpointConformance",
-            about="Lets Dovetail load checkpoints in the format {name}",
-            many=True,
-        ),
-        PluginKind(
-            name="device",
-            group="dovetail.devices",
-            roles=("api", *_IN_ENGINE),
-            contract="dovetail.contracts.device:Device",
-            label="--device",
-            kit=f"{_KIT}.device:DeviceConformance",
-            about="Lets Dovetail compute on {name}",
-        ),
-        PluginKind(
-            name="schedule_policy",
-            group="dovetail.schedule_policies",
-            roles=("engine",),
-            contract="dovetail.contracts.scheduling:SchedulePolicy",
-            label="--schedule-policy",
-            kit=f"{_KIT}.scheduling:SchedulePolicyConformance",
-            about="The schedule policy {name} for Dovetail",
-            setting="schedule_policy",
-            default="fcfs",
-            watched=("dovetail.engine.scheduler", "dovetail.engine.policy"),
-            minor=1,
-        ),
-        PluginKind(
-            name="speculator",
-            group="dovetail.speculators",
-            roles=("engine",),
-            contract="dovetail.contracts.speculation:Speculator",
-            label="--speculator",
-            kit=f"{_KIT}.speculation:SpeculatorConformance",
-            about="The speculator {name} for Dovetail",
-            setting="speculator",
-            watched=("dovetail.engine.scheduler", "dovetail.engine.speculation"),
-        ),
-        PluginKind(
-            name="logits_processor",
-            group="dovetail.logits_processors",
-            roles=("api", *_IN_ENGINE),
-            contract="dovetail.contracts.logits:LogitsProcessor",
-            label="--logits-processors",
-            kit=f"{_KIT}.logits:LogitsProcessorConformance",
-            about="The logits processor {name} for Dovetail",
-            setting="logits_processors",
-            many=True,
-            watched=("dovetail.runtime.sampling.sampler",),
-        ),
-        PluginKind(
-            name="api",
-            group="dovetail.apis",
-            roles=("api",),
-            contract="dovetail.contracts.api:Api",
-            label="--apis",
-            kit=f"{_KIT}.api:ApiConformance",
-            about="The API {name} for Dovetail",
-            setting="apis",
-            many=True,
-        ),
-        PluginKind(
-            name="hooks",
-            group="dovetail.hooks",
-            roles=("api",),
-            contract=None,
-            label="--plugin",
-            kit=f"{_KIT}.hooks:HooksConformance",
-            about="The plugin {name} for Dovetail",
-            watched=("dovetail.sdk.formats.output",),
-            minor=1,
-        ),
-    )
-}
+
+_ROWS: list[dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+KINDS: dict[str, PluginKind] = {row["name"]: _kind(row) for row in _ROWS}
+"""The rows of `kinds.json`, beside this file, by name."""
 
 _KIND_OF_GROUP = {kind.group: kind for kind in KINDS.values()}
 

@@ -9,41 +9,18 @@ and of libraries that all code goes through (`SHARED`), where new names are not 
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import is_
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
 CORE = ("dovetail", "dovetail_server")
-SHARED = (
-    *("json", "json.encoder", "json.decoder", "builtins", "os", "time", "socket", "threading", "random", "signal"),
-    *("logging", "re", "pathlib", "io", "copy", "functools", "subprocess", "asyncio", "asyncio.runners"),
-    *("msgspec", "msgspec.json", "msgspec.msgpack", "numpy", "torch", "torch.nn.functional"),
-    *("torch.nn.modules.module", "torch.nn.modules.linear", "torch.nn.modules.sparse"),
-    *("hashlib", "hmac", "secrets", "uuid", "datetime", "decimal", "math", "struct", "itertools", "operator"),
-    *("collections", "contextlib", "dataclasses", "enum", "heapq", "bisect", "weakref", "queue", "types"),
-    *("importlib", "importlib.util", "importlib.metadata", "tempfile", "shutil", "stat", "select", "selectors", "ssl"),
-    *(
-        "urllib.parse",
-        "html",
-        "codecs",
-        "warnings",
-        "traceback",
-        "concurrent.futures.thread",
-        "concurrent.futures._base",
-        "atexit",
-        "copyreg",
-        "mimetypes",
-        "locale",
-        "gc",
-    ),
-    *("asyncio.events", "asyncio.tasks", "asyncio.locks", "asyncio.streams", "multiprocessing.connection"),
-    *("jinja2", "jinja2.environment", "pydantic", "pydantic.main", "pluggy", "tokenizers", "starlette.responses"),
-    *("starlette.requests", "starlette.routing", "safetensors", "referencing", "jsonschema"),
-)
-"""Modules whose public functions and classes, and their methods, no plugin may replace."""
+SHARED: list[str] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+"""Modules whose public functions and classes, and their methods, no plugin may replace; from `monkeypatches.json`."""
 _HOOKS = frozenset(
     {
         *("__import__", "__build_class__", "__init__", "__new__", "__call__", "__getattr__", "__setattr__"),

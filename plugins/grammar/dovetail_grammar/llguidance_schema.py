@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind, Support, SupportLevel
-from dovetail.sdk.schemas import schema
+from dovetail.sdk.schemas import keywords, schema
 from dovetail.sdk.schemas.formats import FORMATS, PATTERNS
 from dovetail.sdk.schemas.schema import escape
 from dovetail_grammar.gbnf import GbnfError
@@ -330,8 +330,8 @@ def _prepare(root: Any, copied: list[dict[str, Any]]) -> Any:
     made = dict(root)
     copied.append(made)
     made.pop(_GUIDANCE, None)
-    if not schema.HOLDING.isdisjoint(root):
-        for key in root.keys() & schema.HOLDING:
+    if not keywords.HOLDING.isdisjoint(root):
+        for key in root.keys() & keywords.HOLDING:
             made[key] = _prepare_keyword(key, root[key], copied)
     if not _REWRITTEN.isdisjoint(root):
         _rewrite(made, root)
@@ -375,12 +375,12 @@ def _rewrite(made: dict[str, Any], root: Mapping[str, Any]) -> None:
 
 def _prepare_keyword(key: str, value: Any, copied: list[dict[str, Any]]) -> Any:
     """Copy a keyword's value."""
-    if key in schema.ONE and isinstance(value, dict):
+    if key in keywords.ONE and isinstance(value, dict):
         return _prepare(value, copied)
-    if key in schema.LISTS and isinstance(value, list):
+    if key in keywords.LISTS and isinstance(value, list):
         options = [_prepare(item, copied) for item in value]
         return merge_strings(options) if key == "anyOf" else options
-    if key in schema.MAPS and isinstance(value, dict):
+    if key in keywords.MAPS and isinstance(value, dict):
         return {name: _prepare(part, copied) for name, part in value.items()}
     return value
 
@@ -413,7 +413,7 @@ def _lengths(option: Any) -> tuple[float, float] | None:
     """Return the lengths of a schema that is nothing but a string of these lengths."""
     if not isinstance(option, dict) or option.get("type") != "string":
         return None
-    if any(key not in ("type", "minLength", "maxLength") and key not in schema.ANNOTATIONS for key in option):
+    if any(key not in ("type", "minLength", "maxLength") and key not in keywords.ANNOTATIONS for key in option):
         return None
     low, high = option.get("minLength", 0), option.get("maxLength", math.inf)
     return (low, high) if low <= high else None

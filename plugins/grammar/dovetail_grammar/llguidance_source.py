@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
-from dovetail.sdk.schemas.schema import ANNOTATIONS
+from dovetail.sdk.schemas.keywords import ANNOTATIONS
 from dovetail.sdk.schemas.structural import formats_of
 from dovetail_grammar.choices import read_choices
 from dovetail_grammar.gbnf import to_lark

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.sdk.schemas.schema import ANNOTATIONS, DEFINITIONS, resolve
+from dovetail.sdk.schemas.keywords import ANNOTATIONS, DEFINITIONS
+from dovetail.sdk.schemas.schema import resolve
 
 MAX_NAMES, MAX_DEPTH = 1024, 64
 """Names of properties whose schemas are kept, of one object; references in a row up to which they are followed."""

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dovetail.sdk.schemas.formats import PATTERNS, TEXT_PATTERNS
-from dovetail.sdk.schemas.schema import ANNOTATIONS, escape
+from dovetail.sdk.schemas.keywords import ANNOTATIONS
+from dovetail.sdk.schemas.schema import escape
 from dovetail_grammar.expressions import plainly
 from dovetail_grammar.patterns import strip_anchors
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Support
-from dovetail.sdk.schemas import schema
+from dovetail.sdk.schemas import keywords, schema
 from dovetail.sdk.schemas.types import kinds_of, types_of_value, values_of
 from dovetail_grammar.patterns import has_inner_anchors, is_odd, is_unreadable
 
-_SILENT = schema.ANNOTATIONS | schema.DEFINITIONS
+_SILENT = keywords.ANNOTATIONS | keywords.DEFINITIONS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,9 @@ from typing import Any
 from xml.sax.saxutils import escape as escape_xml
 
 from dovetail.sdk.formats.schema_types import types_of
-from dovetail.sdk.schemas import schema
-from dovetail.sdk.schemas.schema import ANNOTATIONS, TYPES, escape
+from dovetail.sdk.schemas import keywords, schema
+from dovetail.sdk.schemas.keywords import ANNOTATIONS
+from dovetail.sdk.schemas.schema import TYPES, escape
 from dovetail_grammar.plain_texts import lost_of
 
 Node = dict[str, Any]
@@ -239,7 +240,7 @@ def _split(root: Mapping[str, Any]) -> Mapping[str, Any]:
             node["$ref"], is_referred = f"#/$defs/{name}{given[1:]}", True
     if not is_referred:
         return root
-    whole = {key: value for key, value in made.items() if key not in schema.DEFINITIONS}
+    whole = {key: value for key, value in made.items() if key not in keywords.DEFINITIONS}
     return {**made, "$defs": {**made.get("$defs", {}), name: whole}}
 
 
@@ -258,11 +259,11 @@ def in_any_order(node: Any, where: str = "") -> tuple[Any, list[str]]:
         return found
 
     for key, value in node.items():
-        if key in schema.ONE and isinstance(value, Mapping):
+        if key in keywords.ONE and isinstance(value, Mapping):
             made[key] = inner(value, key)
-        elif key in schema.LISTS and isinstance(value, list):
+        elif key in keywords.LISTS and isinstance(value, list):
             made[key] = [inner(part, key, str(index)) for index, part in enumerate(value)]
-        elif key in schema.MAPS and isinstance(value, Mapping):
+        elif key in keywords.MAPS and isinstance(value, Mapping):
             made[key] = {name: inner(part, key, name) for name, part in value.items()}
     if "properties" in made:
         named = {f"^{re.escape(name)}$": part for name, part in made.pop("properties").items()}

@@ -1,9 +1,9 @@
 """Write `public_api.txt` anew: `python tests/plugins/golden/update.py`.
 
 Every public line belongs to a kind of plugin or to the SDK, whose version stands in the header. A line that is new or
-changed is refused unless that `minor` (`plugins/kinds.py`) was raised, one that is gone unless that `api` was; what the
-conformance kit loses needs a new version of Dovetail. Until a version is published nothing is refused, and every change
-still shows in the file.
+changed is refused unless that `minor` (`plugins/kinds.json`) was raised, one that is gone unless that `api` was; what
+the conformance kit loses needs a new version of Dovetail. Until a version is published nothing is refused, and every
+change still shows in the file.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def main() -> int:
     now = public_api().lines()
     golden = GOLDEN.read_text("utf-8").splitlines() if GOLDEN.exists() else now[:HEADER_LEN]
     if found := refused(golden, now):
-        print("refused; where `api` is raised an adapter is needed, too (plugins/kinds.py, plugins/adapters.py):")
+        print("refused; where `api` is raised an adapter is needed, too (plugins/kinds.json, plugins/adapters.py):")
         print("\n".join(f"  {line}" for line in found))
         return 1
     gone, added = differences(golden, now)

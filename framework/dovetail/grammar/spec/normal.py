@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from dovetail.sdk.schemas import schema
+from dovetail.sdk.schemas import keywords, schema
 from dovetail.sdk.schemas.keywords import CONTENT, MEANING, draft_of
 from dovetail.sdk.schemas.origins import SchemaOrigin, origin_of
 from dovetail.sdk.schemas.references import REFERENCES, ReferencedSchema, References
@@ -373,7 +373,7 @@ class _Document:
         meaning = MEANING | CONTENT if self._draft == 7 else MEANING
         for key, value in node.items():
             if key in meaning:
-                holds = key in schema.HOLDING and isinstance(value, (dict, list))
+                holds = key in keywords.HOLDING and isinstance(value, (dict, list))
                 made[key] = self._value(key, value, f"{pointer}/{key}") if holds else value
         return simplify(made, self.places, self._says_unevaluated)
 
@@ -425,10 +425,10 @@ class _Document:
         return made
 
     def _value(self, key: str, value: Any, pointer: str) -> Any:
-        if key in schema.ONE and isinstance(value, dict):
+        if key in keywords.ONE and isinstance(value, dict):
             return self._node(value, pointer)
-        if key in schema.LISTS and isinstance(value, list):
+        if key in keywords.LISTS and isinstance(value, list):
             return [self._node(item, f"{pointer}/{index}") for index, item in enumerate(value)]
-        if key in schema.MAPS and isinstance(value, dict):
+        if key in keywords.MAPS and isinstance(value, dict):
             return {name: self._node(item, f"{pointer}/{schema.escape(name)}") for name, item in value.items()}
         return value

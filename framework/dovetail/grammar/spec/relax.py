@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind
-from dovetail.sdk.schemas import schema
+from dovetail.sdk.schemas import keywords, schema
 from dovetail.sdk.schemas.keywords import MEANING
 from dovetail.sdk.schemas.schema import escape
 from dovetail.sdk.schemas.structural import schemas_with_places
@@ -25,7 +25,7 @@ R = TypeVar("R")
 _NEVER = re.compile(r"[Uu]nsatisfiable|allows no text")
 """What no keyword is to blame for: no text conforms."""
 _WORDS = re.compile(r"[A-Za-z]+")
-_HOLDING = (schema.ONE | schema.LISTS | schema.MAPS | {"$ref"}) - {
+_HOLDING = (keywords.ONE | keywords.LISTS | keywords.MAPS | {"$ref"}) - {
     "not",
     "if",
     "then",

@@ -6,10 +6,12 @@ refused. One that nobody knows may be such a key; it is named in a warning. Does
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from dovetail.contracts.cache import Chunk, Window
@@ -109,71 +111,14 @@ def _at_least_one(name: str, value: float) -> str:
     return "" if 1 <= value < math.inf else f"{name} is {value}; it must be 1 at least"
 
 
-def _words(text: str) -> frozenset[str]:
-    """Read a list of keys; lines that begin with # say of what kind they are."""
-    return frozenset(word for line in text.splitlines() if not line.startswith("#") for word in line.split())
+def _listed(name: str) -> frozenset[str]:
+    """Return a list of `config_keys.json`, beside this file, which has its keys by what they are of."""
+    return frozenset(chain.from_iterable(_DATA[name].values()))
 
 
-HARMLESS = _words("""
-# Which model it is, and with what the file was written.
-architectures model_type transformers_version torch_dtype dtype auto_map _name_or_path name_or_path _commit_hash
-custom_pipelines tokenizer_class processor_class language_model_only unsloth_fixed unsloth_version model_name
-use_cache is_decoder return_dict return_dict_in_generate use_return_dict torchscript use_bfloat16 tf_legacy_loss
-attn_implementation _attn_implementation _attn_implementation_autoset _flash_attn_2_enabled use_flash_attn
-# Token ids, which the tokenizer and generation_config.json know, and other defaults of generation.
-bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id mask_token_id unk_token_id eod_token_id
-decoder_start_token_id forced_bos_token_id forced_eos_token_id max_length min_length do_sample early_stopping
-temperature top_k top_p typical_p num_beams num_beam_groups num_return_sequences repetition_penalty
-length_penalty diversity_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
-begin_suppress_tokens suppress_tokens exponential_decay_length_penalty remove_invalid_values prefix
-num_logits_to_keep
-# Training.
-initializer_range initializer_factor initializer_cutoff_factor attention_dropout hidden_dropout dropout
-mlp_dropout resid_pdrop embd_pdrop attn_pdrop residual_dropout embedding_dropout hidden_dropout_prob
-attention_probs_dropout_prob classifier_dropout router_aux_loss_coef aux_loss_alpha seq_aux
-output_router_logits router_jitter_noise input_jitter_noise mtp_loss_scaling_factor gradient_checkpointing
-rescale_prenorm_residual seed z_loss_coefficient
-# Other tasks and outputs than generation.
-is_matryoshka matryoshka_dimensions
-output_attentions output_hidden_states output_scores id2label label2id num_labels problem_type finetuning_task
-decoder_bias sparse_prediction sparse_pred_ignore_index pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
-pooler_size_per_head pooler_type directionality embedding_size sentence_transformers
-task_specific_params classifier_bias classifier_activation summary_type summary_use_proj summary_activation
-summary_proj_to_labels summary_first_dropout cross_attention_hidden_size tie_encoder_decoder pruned_heads
-# How it is computed, with the same result; what a draft model of the same file would use; layers without a window.
-pretraining_tp chunk_size_feed_forward ep_size deterministic_flash_attn model_max_length max_window_layers
-num_nextn_predict_layers mamba_chunk_size use_mamba_kernels for_llm_compressor
-# The rope's parameters say it, too (gpt-oss).
-initial_context_length
-""")
-
-CHANGING = _words("""
-# Attention.
-attn_logit_softcapping query_pre_attn_scalar attention_multiplier attn_scale qk_scale_factor clip_qkv
-attention_chunk_size attn_temperature_tuning attention_k_eq_v attention_bias attention_out_bias qkv_bias
-use_qkv_bias use_bias use_qk_norm qk_layernorm qk_norm use_bidirectional_attention add_cross_attention
-is_encoder_decoder sliding_window use_sliding_window sliding_window_pattern _sliding_window_pattern
-layer_types local_attention num_kv_shared_layers kv_lora_rank q_lora_rank qk_rope_head_dim
-qk_nope_head_dim v_head_dim head_dim num_key_value_heads per_layer_config
-attention_in_multiplier attention_out_multiplier attention_value_scale key_multiplier is_causal
-# Positions.
-rope_theta rope_scaling rope_parameters rope_interleave rope_interleaved rope_local_base_freq rotary_dim
-compress_rope_theta layer_rope_theta no_rope_layers no_rope_layer_interval alibi
-original_max_position_embeddings partial_rotary_factor rotary_pct position_embedding_type
-# MLP, experts and norms.
-hidden_act hidden_activation activation_function mlp_hidden_act mlp_bias num_experts num_local_experts
-n_routed_experts n_shared_experts num_shared_experts num_experts_per_tok num_experts_per_token
-experts_per_token shared_expert_intermediate_size norm_topk_prob routed_scaling_factor swiglu_limit
-swiglu_alpha mlp_layer_types mlp_only_layers first_k_dense_replace rms_norm_eps norm_bias intermediate_size
-use_double_wide_mlp
-# Residual stream and logits.
-embedding_multiplier residual_multiplier logits_scaling logit_scale output_multiplier lm_head_multiplier scale_emb
-final_logit_softcapping lm_head_bias scale_depth dim_model_base scale_embedding use_parallel_residual
-parallel_attn tie_word_embeddings
-# Other mixers, other storage, other parts of a model.
-full_attention_interval layers_block_type conv_L_cache quantization_config compression_config text_config
-vision_config audio_config hidden_size_per_layer_input
-""")
+_DATA: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+HARMLESS, CHANGING = _listed("harmless"), _listed("changing")
+"""Keys that change nothing of what a text model computes, and keys that do."""
 CHANGING_PREFIXES = ("linear_", "mamba_", "ssm_", "index_", "indexer_", "moe_", "altup_", "laurel_", "hc_", "kda_")
 
 TEXT_PART = "text_config"

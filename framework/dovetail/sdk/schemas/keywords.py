@@ -1,26 +1,25 @@
-"""The keywords of JSON Schema that an instance is judged by, and its drafts."""
+"""The keywords of JSON Schema, by what they hold and mean, and its drafts; `keywords.json` lists them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-MEANING = frozenset(
-    [
-        "additionalItems", "additionalProperties", "allOf", "anyOf", "const", "contains", "dependencies",
-        "dependentRequired", "dependentSchemas", "else", "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "if",
-        "items", "maxContains", "maxItems", "maxLength", "maxProperties", "maximum", "minContains", "minItems",
-        "minLength", "minProperties", "minimum", "multipleOf", "not", "oneOf", "pattern", "patternProperties",
-        "prefixItems", "properties", "propertyNames", "required", "then", "type", "unevaluatedItems",
-        "unevaluatedProperties", "uniqueItems",
-    ]
-)  # fmt: skip
+_DATA: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+ONE, LISTS, MAPS = (frozenset[str](_DATA[name]) for name in ("one", "lists", "maps"))
+"""Keywords that hold a schema, a list of schemas, and schemas by name."""
+DEFINITIONS = frozenset(("$defs", "definitions"))
+HOLDING = ONE | LISTS | MAPS
+ANNOTATIONS = frozenset[str](_DATA["annotations"])
+COMPANIONS: dict[str, list[str]] = _DATA["companions"]
+"""Keywords that go with another one."""
+MEANING = frozenset[str](_DATA["meaning"])
 """Keywords that an instance is judged by, of all drafts from 4 on."""
 CONTENT = frozenset(("contentEncoding", "contentMediaType"))
 """Judged up to draft 7; annotations since."""
-DRAFTS = {
-    "draft-03": 3, "draft-04": 4, "draft-06": 6, "draft-07": 7, "draft/2019-09": 2019, "draft/2020-12": 2020,
-}  # fmt: skip
+DRAFTS: dict[str, int] = _DATA["drafts"]
 
 
 def draft_of(root: Mapping[str, Any]) -> int | None:

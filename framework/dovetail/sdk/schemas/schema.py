@@ -12,56 +12,9 @@ from typing import Any
 from urllib.parse import unquote
 
 from dovetail.contracts.errors import RequestError
+from dovetail.sdk.schemas.keywords import COMPANIONS, DEFINITIONS, HOLDING, LISTS, MAPS, ONE
 from dovetail.sdk.schemas.lru import LRUMemo
 
-ONE = frozenset(
-    [
-        "additionalItems",
-        "additionalProperties",
-        "contains",
-        "contentSchema",
-        "else",
-        "if",
-        "items",
-        "not",
-        "propertyNames",
-        "then",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-    ]
-)
-LISTS = frozenset(["allOf", "anyOf", "items", "oneOf", "prefixItems"])
-MAPS = frozenset(["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"])
-DEFINITIONS = frozenset(("$defs", "definitions"))
-HOLDING = ONE | LISTS | MAPS
-ANNOTATIONS = frozenset(
-    [
-        "$anchor",
-        "$comment",
-        "$id",
-        "$schema",
-        "$vocabulary",
-        "contentSchema",
-        "default",
-        "deprecated",
-        "description",
-        "example",
-        "examples",
-        "id",
-        "nullable",
-        "readOnly",
-        "title",
-        "writeOnly",
-    ]
-)
-COMPANIONS = {
-    "properties": ("additionalProperties", "unevaluatedProperties"),
-    "patternProperties": ("additionalProperties", "unevaluatedProperties"),
-    "prefixItems": ("items", "unevaluatedItems"),
-    "if": ("then", "else"),
-    "contains": ("minContains", "maxContains"),
-}
-"""Keywords that go with another one."""
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _TYPES = frozenset(TYPES)
 Node = Mapping[str, Any]

@@ -12,7 +12,9 @@ structural tags.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from dovetail.contracts.errors import RequestError
@@ -20,46 +22,18 @@ from dovetail.sdk.expressions import ambiguity
 from dovetail.sdk.schemas import schema
 from dovetail.sdk.schemas.references import check_references
 
-REQUIRED: Mapping[str, Mapping[str, tuple[type, ...]]] = {
-    "const_string": {"value": (str,)},
-    "json_schema": {"json_schema": (dict, bool)},
-    "regex": {"pattern": (str,)},
-    "any_text": {},
-    "sequence": {"elements": (list,)},
-    "or": {"elements": (list,)},
-    "tag": {"begin": (str, dict), "content": (dict,), "end": (str, list, dict)},
-    "triggered_tags": {"triggers": (list,), "tags": (list,)},
-    "tags_with_separator": {"tags": (list,), "separator": (str,)},
-    "optional": {"content": (dict,)},
-    "plus": {"content": (dict,)},
-    "star": {"content": (dict,)},
-    "repeat": {"content": (dict,), "min": (int,), "max": (int,)},
-    "grammar": {"grammar": (str,)},
-    "dispatch": {"rules": (list,)},
-    "token": {"token": (str, int)},
-    "exclude_token": {},
-    "any_tokens": {},
-    "token_triggered_tags": {"trigger_tokens": (list,), "tags": (list,)},
-    "token_dispatch": {"rules": (list,)},
-    "qwen_xml_parameter": {"json_schema": (dict, bool)},
-}
-"""Formats that are read, with their required fields."""
+_DATA: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+FORMATS: dict[str, dict[str, Any]] = _DATA["formats"]
+"""Formats that are read, each with its required fields, by JSON's types, and its optional ones."""
+STYLES: list[str] = _DATA["styles"]
 _FLAGS = ("at_least_one", "stop_after_first")
-OPTIONAL: Mapping[str, tuple[str, ...]] = {
-    "any_text": ("excludes", "max_tokens", "max_chars"),
-    "any_tokens": ("exclude_tokens", "max_tokens"),
-    "exclude_token": ("exclude_tokens",),
-    "triggered_tags": (*_FLAGS, "excludes"),
-    "tags_with_separator": _FLAGS,
-    "token_triggered_tags": (*_FLAGS, "exclude_tokens"),
-    "dispatch": ("loop", "excludes"),
-    "token_dispatch": ("loop", "exclude_tokens"),
-    "json_schema": ("style", "any_order", "excludes", "max_whitespace_cnt"),
+_KINDS: Mapping[str, tuple[type, str]] = {
+    "array": (list, "a list"),
+    "boolean": (bool, "true or false"),
+    "integer": (int, "a whole number"),
+    "object": (dict, "an object"),
+    "string": (str, "a string"),
 }
-STYLES = (
-    *("json", "qwen_xml", "minimax_xml", "minimax_m3_xml", "deepseek_xml", "deepseek_v4_1_xml", "glm_xml"),
-    *("cohere_xml", "kimi_k3_xml", "text"),
-)
 MAX_COUNT = 2**31 - 1
 
 
@@ -103,12 +77,13 @@ def _check_format(node: Any, where: str) -> None:
     if not isinstance(node, Mapping):
         raise _wrong(where, "must be an object")
     kind = str(node.get("type"))
-    if kind not in REQUIRED:
-        raise _wrong(f"{where}/type", f"must be one of {', '.join(REQUIRED)} (given: {kind!r})")
-    for name, types in REQUIRED[kind].items():
-        if not isinstance(node.get(name), types):
-            raise _wrong(f"{where}/{name}", f"is required, as {' or '.join(_WORDS[t] for t in types)}")
-    unknown = set(node) - set(REQUIRED[kind]) - set(OPTIONAL.get(kind, ())) - {"type"}
+    if kind not in FORMATS:
+        raise _wrong(f"{where}/type", f"must be one of {', '.join(FORMATS)} (given: {kind!r})")
+    required, optional = FORMATS[kind]["required"], FORMATS[kind].get("optional", ())
+    for name, kinds in required.items():
+        if not isinstance(node.get(name), tuple(_KINDS[one][0] for one in kinds)):
+            raise _wrong(f"{where}/{name}", f"is required, as {' or '.join(_KINDS[one][1] for one in kinds)}")
+    unknown = set(node) - set(required) - set(optional) - {"type"}
     if unknown:
         raise _wrong(f"{where}/{sorted(unknown)[0]}", "is not known here")
     if "json_schema" in node:
@@ -172,9 +147,6 @@ def _check_tags(node: Mapping[str, Any], where: str) -> None:
             continue
         if triggers is not None and not any(isinstance(t, str) and t and tag["begin"].startswith(t) for t in triggers):
             raise _wrong(f"{where}/tags/{i}/begin", "must begin with one of the triggers")
-
-
-_WORDS = {int: "a whole number", str: "a string", list: "a list", dict: "an object", bool: "true or false"}
 
 
 def _is_text(value: Any) -> bool:
