@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from dovetail.contracts.layers import BuildContext
+from dovetail.contracts.layers import BuildContext, ExpertsSpec
 from dovetail.sdk.layers.experts import GatedExperts
 from dovetail.sdk.layers.plain import PLAIN
 from dovetail_backends.kernels.triton.experts import (
@@ -132,8 +132,8 @@ class Load:
         self.num, self.top_k, self.hidden, self.inner = num, top_k, hidden, inner
         self.layers: list[Any] = []
         for _ in range(num_layers):
-            ways: dict[str, Any] = {"act": "silu_and_mul", "bias": False, "weigh": "output", "shard": "inner"}
-            made = GatedExperts(ctx, "x", num, top_k, hidden, inner, **ways)
+            widths = {"num": num, "top_k": top_k, "hidden": hidden, "inner": inner}
+            made = GatedExperts(ctx, ExpertsSpec(path="x", act="silu_and_mul", **widths))
             for param in made.parameters():
                 param.data.normal_(0, 0.02)
             self.layers.append(made)

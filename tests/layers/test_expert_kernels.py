@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.contracts.layers import BuildContext, Stream
+from dovetail.contracts.layers import BuildContext, ExpertsSpec, Stream
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.kernels.binding import KernelBinder, LoadedSet
 from dovetail.sdk.layers.experts import GatedExperts
@@ -54,8 +54,8 @@ def made(dtype: torch.dtype, *, kernels: bool = False, **ways: Any) -> Any:
     if kernels:
         sets = [LoadedSet("triton", "triton", TritonKernels(), True)]
         ctx = replace(ctx, kernels=KernelBinder(sets, device_of(DEVICE).view))
-    wanted = {"act": "silu_and_mul", "bias": False, "weigh": "output", "shard": "inner", **ways}
-    experts = GatedExperts(ctx, "x", NUM, TOP_K, HIDDEN, INNER, **wanted)
+    wanted: Any = {"act": "silu_and_mul", **ways}
+    experts = GatedExperts(ctx, ExpertsSpec(path="x", num=NUM, top_k=TOP_K, hidden=HIDDEN, inner=INNER, **wanted))
     for seed, param in enumerate(experts.parameters()):
         param.data.copy_(random(*param.shape, dtype=dtype, seed=seed) / 8)
     return experts

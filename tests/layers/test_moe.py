@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.contracts.layers import BuildContext, Parallel, Stream
+from dovetail.contracts.layers import BuildContext, ExpertsSpec, Parallel, Stream
 from dovetail.sdk.config import dense_config
 from dovetail.sdk.layers.experts import GatedExperts
 from dovetail.sdk.layers.moe import MixtureOfExperts, Router
@@ -29,6 +29,11 @@ def filled(module: Any) -> Any:
     return module
 
 
+def spec(num: int, top_k: int, **more: Any) -> ExpertsSpec:
+    """Experts of 20 inputs and 12 between."""
+    return ExpertsSpec(path="x", num=num, top_k=top_k, hidden=20, inner=12, act="silu_and_mul", **more)
+
+
 def each(experts: Any, x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
     """What plain experts make of tokens, one expert after the other."""
     up, down, place = experts.gate_up, experts.down, dict(experts._place)
@@ -42,9 +47,7 @@ def each(experts: Any, x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
 @pytest.mark.parametrize("num_tokens", [0, 1, 3, 70])
 def test_sorted_rows_give_what_every_expert_gives(bias: bool, weigh: Any, num_tokens: int) -> None:
     """For few tokens and many, experts that nobody chose among them."""
-    experts = filled(
-        GatedExperts(CONTEXT, "x", 7, 3, 20, 12, act="silu_and_mul", bias=bias, weigh=weigh, shard="inner")
-    )
+    experts = filled(GatedExperts(CONTEXT, spec(7, 3, bias=bias, weigh=weigh)))
     x = torch.randn(num_tokens, 20)
     ids = torch.stack([torch.randperm(6)[:3] for _ in range(num_tokens)]) if num_tokens else torch.zeros(0, 3).long()
     weights = torch.rand(num_tokens, 3)
@@ -57,14 +60,14 @@ def test_sorted_rows_give_what_every_expert_gives(bias: bool, weigh: Any, num_to
 
 def test_ranks_that_divide_experts_add_up_to_one() -> None:
     """Each has some of them, whole; to a stream, too, each adds its share."""
-    ways = {"act": "silu_and_mul", "bias": True, "weigh": "output"}
-    whole = filled(GatedExperts(CONTEXT, "x", 6, 2, 20, 12, shard="expert", **ways))
+    asked = spec(6, 2, bias=True, shard="expert")
+    whole = filled(GatedExperts(CONTEXT, asked))
     x, ids, weights = torch.randn(5, 20), torch.stack([torch.randperm(6)[:2] for _ in range(5)]), torch.rand(5, 2)
     shares = []
     for rank in range(3):
         parallel = Parallel(rank=rank, size=3, all_reduce=lambda share: share)
         ctx = BuildContext(device=CONTEXT.device, dtype=torch.float32, factory=PLAIN, parallel=parallel)
-        mine: Any = GatedExperts(ctx, "x", 6, 2, 20, 12, shard="expert", **ways)
+        mine: Any = GatedExperts(ctx, asked)
         for name, param in mine.named_parameters():
             param.data.copy_(whole.get_parameter(name)[2 * rank : 2 * rank + 2])
         shares.append(mine(x, ids, weights))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.kernels import PLAIN_KERNELS, Kernels
-from dovetail.contracts.layers import BuildContext, Part, RMSScale, Stream
+from dovetail.contracts.layers import BuildContext, ExpertsSpec, Part, RMSScale, Stream
 from dovetail.contracts.quantization import Stored
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.kernels.binding import KernelBinder, LoadedSet
@@ -282,7 +282,8 @@ def each(experts: Any, x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
 def experts(form: Any, **ways: Any) -> tuple[Any, PackedExpertWeights]:
     """Plain experts, and the same packed."""
     ctx = BuildContext(device=DEVICE, dtype=torch.float32, factory=PLAIN)
-    plain: Any = GatedExperts(ctx, "x", NUM, TOP_K, HIDDEN, INNER, shard="inner", **ways)
+    spec = ExpertsSpec(path="x", num=NUM, top_k=TOP_K, hidden=HIDDEN, inner=INNER, **ways)
+    plain: Any = GatedExperts(ctx, spec)
     for seed, param in enumerate(plain.parameters()):
         param.data.copy_(random(*param.shape, seed=seed) / 4)
     halves_of = []

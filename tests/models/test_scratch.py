@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dovetail.contracts.device import DeviceView
-from dovetail.contracts.layers import BuildContext, Part
+from dovetail.contracts.layers import BuildContext, MatrixSpec, Part
 from dovetail.contracts.quantization import Conversion, FileTensor
 from dovetail.runtime.checkpoint import weights
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
@@ -155,8 +155,9 @@ def test_of_a_layer_that_does_not_say_so_nothing_is_used_again() -> None:
             return False
 
     ctx = BuildContext(device=CPU, dtype=torch.float32, factory=PLAIN)
-    assert Kept(ctx, "m", 32, (Part("a", 16),)).holds is None
-    assert Told(ctx, "m", 32, (Part("a", 16),)).holds is False
+    spec = MatrixSpec(path="m", in_features=32, parts=(Part("a", 16),))
+    assert Kept(ctx, spec).holds is None
+    assert Told(ctx, spec).holds is False
 
 
 def test_large_layers_come_first() -> None:

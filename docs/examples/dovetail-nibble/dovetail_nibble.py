@@ -4,14 +4,25 @@ For a matrix `[N, K]` the checkpoint holds `weight_packed` uint8 `[N, K / 2]` an
 number is `(nibble - 8) * scale`. `config.json` says `"quantization_config": {"quant_method": "nibble"}`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dovetail.contracts import BuildContext, LayerFactory, Linear, Norm, Part, Quantization, Stored, Stream
+from dovetail.contracts import (
+    BuildContext,
+    Experts,
+    ExpertsSpec,
+    LayerFactory,
+    Linear,
+    MatrixSpec,
+    Norm,
+    Quantization,
+    Stored,
+    Stream,
+)
 from dovetail.contracts.errors import ModelError
 from dovetail.sdk.layers.matrix import Matrix
 from dovetail.sdk.layers.shards import gated
@@ -40,19 +51,19 @@ class NibbleFactory:
     def __init__(self, stored: Stored, plain: LayerFactory) -> None:
         self.stored, self.plain = stored, plain
 
-    def linear(self, ctx: BuildContext, name: str, in_features: int, parts: Sequence[Part], **options: Any) -> Linear:
-        """See `BuildContext.linear`."""
-        if self.stored.is_known and not self.stored.dtypes(name, PACKED):
-            return self.plain.linear(ctx, name, in_features, parts, **options)
-        if self.stored.dtypes(name, PLAIN_DTYPE):
-            raise ModelError(f"{name}: some of its projections are packed and others are not")
-        return NibbleLinear(ctx, name, in_features, parts, **options)
+    def linear(self, ctx: BuildContext, spec: MatrixSpec) -> Linear:
+        """See `LayerFactory.linear`."""
+        if self.stored.is_known and not self.stored.dtypes(spec.path, PACKED):
+            return self.plain.linear(ctx, spec)
+        if self.stored.dtypes(spec.path, PLAIN_DTYPE):
+            raise ModelError(f"{spec.path}: some of its projections are packed and others are not")
+        return NibbleLinear(ctx, spec)
 
-    def experts(self, ctx: BuildContext, name: str, *sizes: Any, **options: Any) -> Any:
-        """See `BuildContext.experts`."""
-        if self.stored.dtypes(f"{name}.down", PACKED):
-            raise ModelError(f"{name}: packed experts are not read")
-        return self.plain.experts(ctx, name, *sizes, **options)
+    def experts(self, ctx: BuildContext, spec: ExpertsSpec) -> Experts:
+        """See `LayerFactory.experts`."""
+        if self.stored.dtypes(f"{spec.path}.down", PACKED):
+            raise ModelError(f"{spec.path}: packed experts are not read")
+        return self.plain.experts(ctx, spec)
 
 
 class NibbleLinear(Matrix):
@@ -61,16 +72,14 @@ class NibbleLinear(Matrix):
     weight_packed: nn.Parameter
     weight_scale: nn.Parameter
 
-    def __init__(
-        self, ctx: BuildContext, path: str, in_features: int, parts: Sequence[Part], *, bias: bool, shard: Any, act: Any
-    ) -> None:
-        super().__init__(ctx, path, in_features, parts, shard)
-        is_gated = gated(path, act, parts) is not None
-        self.gate = ctx.operation("act_and_mul", F=self.local_out // 2, act=act) if is_gated else None
+    def __init__(self, ctx: BuildContext, spec: MatrixSpec) -> None:
+        super().__init__(ctx, spec.path, spec.in_features, spec.parts, spec.shard)
+        is_gated = gated(spec.path, spec.act, spec.parts) is not None
+        self.gate = ctx.operation("act_and_mul", F=self.local_out // 2, act=spec.act) if is_gated else None
         self.store("weight_packed", torch.uint8, granule=2)
         self.store("weight_scale", torch.float32, granule=GROUP)
         self.bias: nn.Parameter | None = None
-        if bias:
+        if spec.bias:
             self.store("bias", ctx.dtype, granule=None)
 
     def finalize(self) -> None:

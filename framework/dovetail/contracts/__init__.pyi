@@ -81,8 +81,10 @@ from dovetail.contracts.kernels import (
 from dovetail.contracts.layers import (
     BuildContext as BuildContext,
     Experts as Experts,
+    ExpertsSpec as ExpertsSpec,
     LayerFactory as LayerFactory,
     Linear as Linear,
+    MatrixSpec as MatrixSpec,
     Norm as Norm,
     Parallel as Parallel,
     Part as Part,

@@ -236,6 +236,54 @@ class Experts(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixSpec:
+    """A matrix `[out, in]` that a factory is to make; see `BuildContext.linear`.
+
+    Attributes:
+        path: Where it stands in the model.
+        in_features: Input width of the whole model.
+        parts: The projections that stand one after the other; a plain width has become a part without a name.
+        bias: Whether there is one.
+        shard: How ranks divide it.
+        act: Applied to the result.
+    """
+
+    path: str
+    in_features: int
+    parts: tuple[Part, ...]
+    bias: bool = False
+    shard: Literal["out", "in"] | None = None
+    act: Act | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsSpec:
+    """Gated MLPs that a factory is to make; see `BuildContext.experts`.
+
+    Attributes:
+        path: Where they stand in the model.
+        num: E.
+        top_k: K.
+        hidden: H.
+        inner: Width between.
+        act: Of the gate.
+        bias: On all matrices.
+        weigh: What a token's weights multiply.
+        shard: How ranks divide them.
+    """
+
+    path: str
+    num: int
+    top_k: int
+    hidden: int
+    inner: int
+    act: Act
+    bias: bool = False
+    weigh: Literal["output", "input"] = "output"
+    shard: Literal["inner", "expert"] = "inner"
+
+
 class LayerFactory(Protocol):
     """Makes matrices for a context: in the model's dtype, or as a quantised checkpoint stores them.
 
@@ -243,35 +291,12 @@ class LayerFactory(Protocol):
     is read, whatever its own dtype in the checkpoint. Since API 1.5 of `dovetail.quantizations`.
     """
 
-    def linear(
-        self,
-        ctx: BuildContext,
-        name: str,
-        in_features: int,
-        parts: Sequence[Part],
-        *,
-        bias: bool,
-        shard: Literal["out", "in"] | None,
-        act: Act | None,
-    ) -> Linear:
-        """See `BuildContext.linear`; `name` is the whole path, and a plain width has become a part without a name."""
+    def linear(self, ctx: BuildContext, spec: MatrixSpec) -> Linear:
+        """Make a matrix, its parameters not initialised: see `BuildContext.linear`."""
         ...
 
-    def experts(
-        self,
-        ctx: BuildContext,
-        name: str,
-        num: int,
-        top_k: int,
-        hidden: int,
-        inner: int,
-        *,
-        act: Act,
-        bias: bool,
-        weigh: Literal["output", "input"],
-        shard: Literal["inner", "expert"],
-    ) -> Experts:
-        """See `BuildContext.experts`; `name` is the whole path."""
+    def experts(self, ctx: BuildContext, spec: ExpertsSpec) -> Experts:
+        """Make experts, their parameters not initialised: see `BuildContext.experts`."""
         ...
 
 
@@ -358,7 +383,9 @@ class BuildContext:
             ModelError: The ranks do not divide it evenly.
         """
         made = (Part("", parts),) if isinstance(parts, int) else tuple(parts)
-        return self.factory.linear(self, self._full(name), in_features, made, bias=bias, shard=shard, act=act)
+        path = self._full(name)
+        spec = MatrixSpec(path=path, in_features=in_features, parts=made, bias=bias, shard=shard, act=act)
+        return self.factory.linear(self, spec)
 
     def experts(
         self,
@@ -392,8 +419,18 @@ class BuildContext:
         Raises:
             ModelError: The ranks do not divide them evenly.
         """
-        path, cut = self._full(name), shard or self.parallel.expert_shard
-        return self.factory.experts(self, path, num, top_k, hidden, inner, act=act, bias=bias, weigh=weigh, shard=cut)
+        spec = ExpertsSpec(
+            path=self._full(name),
+            num=num,
+            top_k=top_k,
+            hidden=hidden,
+            inner=inner,
+            act=act,
+            bias=bias,
+            weigh=weigh,
+            shard=shard or self.parallel.expert_shard,
+        )
+        return self.factory.experts(self, spec)
 
     def _full(self, name: str) -> str:
         return f"{self.path}.{name}" if self.path else name

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dovetail.contracts.layers import LayerFactory, Stream
+from dovetail.contracts.layers import LayerFactory, MatrixSpec, Stream
 from dovetail.contracts.quantization import Conversion, FileTensor, Quantization, Stored, Target
 from dovetail.sdk.layers.matrix import Matrix
 from dovetail_testing import check_class
@@ -21,13 +21,13 @@ from dovetail_testing.conformance.quantization import QuantizationConformance
 class RightLinear(Matrix):
     """Bytes around 128 with a scale a row."""
 
-    def __init__(self, ctx: Any, path: str, width: int, parts: Any, *, bias: bool, shard: Any, act: Any) -> None:
-        super().__init__(ctx, path, width, parts, shard)
+    def __init__(self, ctx: Any, spec: MatrixSpec) -> None:
+        super().__init__(ctx, spec.path, spec.in_features, spec.parts, spec.shard)
         self.bias = None
-        self.gate = None if act is None else ctx.operation("act_and_mul", F=self.local_out // 2, act=act)
+        self.gate = None if spec.act is None else ctx.operation("act_and_mul", F=self.local_out // 2, act=spec.act)
         self.store("weight", torch.uint8)
-        self.store("weight_scale", torch.float32, granule=width)
-        if bias:
+        self.store("weight_scale", torch.float32, granule=spec.in_features)
+        if spec.bias:
             self.store("bias", ctx.dtype, granule=None)
 
     def finalize(self) -> None:
@@ -60,15 +60,15 @@ class Factory:
     def __init__(self, stored: Stored, plain: LayerFactory, linear_class: Any) -> None:
         self.stored, self.plain, self.linear_class = stored, plain, linear_class
 
-    def linear(self, ctx: Any, name: str, *sizes: Any, **options: Any) -> Any:
-        if self.stored.is_known and "U8" not in self.stored.dtypes(name):
-            return self.plain.linear(ctx, name, *sizes, **options)
-        return self.linear_class(ctx, name, *sizes, **options)
+    def linear(self, ctx: Any, spec: Any) -> Any:
+        if self.stored.is_known and "U8" not in self.stored.dtypes(spec.path):
+            return self.plain.linear(ctx, spec)
+        return self.linear_class(ctx, spec)
 
-    def experts(self, ctx: Any, name: str, *sizes: Any, **options: Any) -> Any:
+    def experts(self, ctx: Any, spec: Any) -> Any:
         from dovetail.contracts.errors import ModelError
 
-        raise ModelError(f"{name}: experts are not read")
+        raise ModelError(f"{spec.path}: experts are not read")
 
 
 def with_linear(**methods: Any) -> type[Quantization]:

@@ -14,7 +14,7 @@ import torch
 from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ModelError, PluginError
-from dovetail.contracts.layers import BuildContext, Experts, LayerFactory, Linear, Parallel
+from dovetail.contracts.layers import BuildContext, Experts, ExpertsSpec, LayerFactory, Linear, MatrixSpec, Parallel
 from dovetail.contracts.model import ModelPlugin, WeightRule
 from dovetail.contracts.quantization import FileTensor, Quantization, Stored, StoredTensor, Target
 from dovetail.plugins import LoadedPlugins
@@ -193,20 +193,18 @@ class RecordingFactory:
         self.inputs: dict[str, int] = {}
         self.biased: set[str] = set()
 
-    def linear(self, ctx: BuildContext, name: str, in_features: int, *sizes: Any, bias: bool, **options: Any) -> Linear:
-        """See `BuildContext.linear`."""
-        self.inputs[name] = in_features
-        self.biased |= {name} if bias else set()
-        return PLAIN.linear(ctx, name, in_features, *sizes, bias=bias, **options)
+    def linear(self, ctx: BuildContext, spec: MatrixSpec) -> Linear:
+        """See `LayerFactory.linear`."""
+        self.inputs[spec.path] = spec.in_features
+        self.biased |= {spec.path} if spec.bias else set()
+        return PLAIN.linear(ctx, spec)
 
-    def experts(
-        self, ctx: BuildContext, name: str, num: int, top_k: int, hidden: int, inner: int, *, bias: bool, **options: Any
-    ) -> Experts:
-        """See `BuildContext.experts`."""
-        paths = {f"{name}.gate_up": hidden, f"{name}.down": inner}
+    def experts(self, ctx: BuildContext, spec: ExpertsSpec) -> Experts:
+        """See `LayerFactory.experts`."""
+        paths = {f"{spec.path}.gate_up": spec.hidden, f"{spec.path}.down": spec.inner}
         self.inputs |= paths
-        self.biased |= paths.keys() if bias else set()
-        return PLAIN.experts(ctx, name, num, top_k, hidden, inner, bias=bias, **options)
+        self.biased |= paths.keys() if spec.bias else set()
+        return PLAIN.experts(ctx, spec)
 
 
 def factory_of(

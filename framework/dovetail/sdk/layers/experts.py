@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from dovetail.contracts.layers import Act, BuildContext, Part, Stream
+from dovetail.contracts.layers import BuildContext, ExpertsSpec, Part, Stream
 from dovetail.sdk.layers.matrix import Matrix
 from dovetail.sdk.layers.shards import gated
 
@@ -61,34 +61,22 @@ class GatedExperts(nn.Module):
     matrix: ClassVar[type[ExpertMatrix]] = ExpertMatrix
     """What its two matrices are."""
 
-    def __init__(
-        self,
-        ctx: BuildContext,
-        path: str,
-        num: int,
-        top_k: int,
-        hidden: int,
-        inner: int,
-        *,
-        act: Act,
-        bias: bool,
-        weigh: Literal["output", "input"],
-        shard: Literal["inner", "expert"],
-    ) -> None:
+    def __init__(self, ctx: BuildContext, spec: ExpertsSpec) -> None:
         super().__init__()
+        path, hidden, inner, act, bias = spec.path, spec.hidden, spec.inner, spec.act, spec.bias
         parts = (Part("gate", inner), Part("up", inner))[act == "relu2" :]
         cut: tuple[Literal["out", "expert"], Literal["in", "expert"]] = (
-            ("expert", "expert") if shard == "expert" else ("out", "in")
+            ("expert", "expert") if spec.shard == "expert" else ("out", "in")
         )
-        self.gate_up = self.matrix(ctx, f"{path}.gate_up", num, hidden, parts, bias=bias, shard=cut[0])
-        self.down = self.matrix(ctx, f"{path}.down", num, inner, (Part("", hidden),), bias=bias, shard=cut[1])
-        self._sums, self._top_k = ctx.rank_sums(hidden), top_k
-        dims = {"E": self.gate_up.local_experts, "H": hidden, "I": self.down.local_in, "C": top_k}
+        self.gate_up = self.matrix(ctx, f"{path}.gate_up", spec.num, hidden, parts, bias=bias, shard=cut[0])
+        self.down = self.matrix(ctx, f"{path}.down", spec.num, inner, (Part("", hidden),), bias=bias, shard=cut[1])
+        self._sums, self._top_k = ctx.rank_sums(hidden), spec.top_k
+        dims = {"E": self.gate_up.local_experts, "H": hidden, "I": self.down.local_in, "C": spec.top_k}
         first = self.gate_up.first_expert
         self._place: dict[str, Any] = {
             **dims,
             "act": act if act == "relu2" else gated(path, act, parts),
-            "weigh": weigh,
+            "weigh": spec.weigh,
             "first": first,
         }
         self.bind(ctx)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
 from dovetail.contracts.kernels import repacks
-from dovetail.contracts.layers import Act, BuildContext, Norm, Part, RMSScale, Stream
+from dovetail.contracts.layers import BuildContext, MatrixSpec, Norm, RMSScale, Stream
 from dovetail.sdk.layers.matrix import Matrix
 from dovetail.sdk.layers.ops.reference import LinearKernel, Unary
 from dovetail.sdk.layers.shards import gated
@@ -17,14 +16,7 @@ from dovetail.sdk.layers.shards import gated
 class PlainLinear(Matrix):
     """`act(norm(x) Wᵀ + b) * scale`, added to a stream or not; see `dovetail.contracts.layers.Linear`.
 
-    Args:
-        ctx: Device, dtype and rank.
-        path: Where it stands in the model.
-        in_features: Of the whole model, as all widths here.
-        parts: One after the other by rows.
-        bias: Whether there is one. Where ranks add up shares, the first one adds it.
-        shard: How ranks divide the matrix.
-        act: Applied to the product; needs two parts of one width.
+    Where ranks add up shares, the first one adds the bias. An `act` needs two parts of one width.
     """
 
     weight: nn.Parameter
@@ -33,24 +25,16 @@ class PlainLinear(Matrix):
     _linear_add: Callable[..., Tensor]
     _normed: Callable[..., Tensor]
 
-    def __init__(
-        self,
-        ctx: BuildContext,
-        path: str,
-        in_features: int,
-        parts: Sequence[Part],
-        *,
-        bias: bool = False,
-        shard: Literal["out", "in"] | None = None,
-        act: Act | None = None,
-    ) -> None:
-        super().__init__(ctx, path, in_features, parts, shard)
-        self._is_silu, self._is_invariant = gated(path, act, parts) == "silu_and_mul", ctx.batch_invariant
+    def __init__(self, ctx: BuildContext, spec: MatrixSpec) -> None:
+        super().__init__(ctx, spec.path, spec.in_features, spec.parts, spec.shard)
+        act = spec.act
+        self._is_silu = gated(spec.path, act, spec.parts) == "silu_and_mul"
+        self._is_invariant = ctx.batch_invariant
         self._gate: Unary | None = None if act is None else ctx.operation("act_and_mul", F=self.local_out // 2, act=act)
         self.bias = None
         self.store("weight", ctx.dtype)
         self._bind(ctx)
-        if bias:
+        if spec.bias:
             self.store("bias", ctx.dtype, granule=None)
 
     def _bind(self, ctx: BuildContext) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,17 @@ from torch import Tensor, nn
 from dovetail.contracts.device import is_on_host
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.kernels import PackedKernel
-from dovetail.contracts.layers import Act, BuildContext, Experts, LayerFactory, Linear, Norm, Part, RMSScale, Stream
+from dovetail.contracts.layers import (
+    BuildContext,
+    Experts,
+    ExpertsSpec,
+    LayerFactory,
+    Linear,
+    MatrixSpec,
+    Norm,
+    RMSScale,
+    Stream,
+)
 from dovetail.contracts.quantization import Stored, StoredTensor
 from dovetail.sdk.layers.experts import ExpertMatrix, GatedExperts
 from dovetail.sdk.layers.matrix import Matrix
@@ -41,20 +51,10 @@ class PackedLinear(Matrix):
     suffixes = SPELLINGS
     bias: nn.Parameter | None
 
-    def __init__(
-        self,
-        ctx: BuildContext,
-        path: str,
-        in_features: int,
-        parts: Sequence[Part],
-        form: Form | None,
-        *,
-        bias: bool,
-        shard: Literal["out", "in"] | None,
-        act: Act | None,
-    ) -> None:
-        super().__init__(ctx, path, in_features, parts, shard)
-        self.form, self._is_gated = form, gated(path, act, parts) is not None
+    def __init__(self, ctx: BuildContext, spec: MatrixSpec, form: Form | None) -> None:
+        super().__init__(ctx, spec.path, spec.in_features, spec.parts, spec.shard)
+        act = spec.act
+        self.form, self._is_gated = form, gated(spec.path, act, spec.parts) is not None
         out, num_in = self.local_out, self.local_in
         if act is None:
             kernel: Any = ctx.operation("packed_norm_linear", N=out, K=num_in, form=form)
@@ -65,7 +65,7 @@ class PackedLinear(Matrix):
         if not self._kernel.keeps() and is_on_host(ctx.device):
             self.gather(*self._names)
         self.bias = None
-        if bias:
+        if spec.bias:
             self.store("bias", ctx.dtype, granule=None)
         self._packed: Any = None
 
@@ -191,50 +191,23 @@ class PackedFactory:
             return dummy if dummy is None or dummy.fits(in_features) else None
         return form_of(path, self.stored.of(path), in_features)
 
-    def linear(
-        self,
-        ctx: BuildContext,
-        name: str,
-        in_features: int,
-        parts: Sequence[Part],
-        *,
-        bias: bool,
-        shard: Literal["out", "in"] | None,
-        act: Act | None,
-    ) -> Linear:
-        """See `BuildContext.linear`."""
-        form = self.form(name, in_features, self.dummy)
+    def linear(self, ctx: BuildContext, spec: MatrixSpec) -> Linear:
+        """See `LayerFactory.linear`."""
+        form = self.form(spec.path, spec.in_features, self.dummy)
         if form is None:
-            return self.plain.linear(ctx, name, in_features, parts, bias=bias, shard=shard, act=act)
+            return self.plain.linear(ctx, spec)
         if isinstance(form, Scaled) and form.dtype == self.activations:
             form = replace(form, activations=self.activations)
-        return PackedLinear(ctx, name, in_features, parts, form, bias=bias, shard=shard, act=act)
+        return PackedLinear(ctx, spec, form)
 
-    def experts(
-        self,
-        ctx: BuildContext,
-        name: str,
-        num: int,
-        top_k: int,
-        hidden: int,
-        inner: int,
-        *,
-        act: Act,
-        bias: bool,
-        weigh: Literal["output", "input"],
-        shard: Literal["inner", "expert"],
-    ) -> Experts:
-        """See `BuildContext.experts`."""
-        dummy = self.dummy_experts
-        forms = self.form(f"{name}.gate_up", hidden, dummy), self.form(f"{name}.down", inner, dummy)
-        if forms[0] is None and forms[1] is None:
-            return self.plain.experts(
-                ctx, name, num, top_k, hidden, inner, act=act, bias=bias, weigh=weigh, shard=shard
-            )
-        by_name = {"forms": {"gate_up": forms[0], "down": forms[1]}}
-        matrix = type("PackedExpertMatrix", (PackedExpertMatrix,), by_name)
-        made = type("PackedExperts", (PackedExperts,), {"matrix": matrix})
-        found: Experts = made(ctx, name, num, top_k, hidden, inner, act=act, bias=bias, weigh=weigh, shard=shard)
+    def experts(self, ctx: BuildContext, spec: ExpertsSpec) -> Experts:
+        """See `LayerFactory.experts`."""
+        widths = {"gate_up": spec.hidden, "down": spec.inner}
+        forms = {name: self.form(f"{spec.path}.{name}", width, self.dummy_experts) for name, width in widths.items()}
+        if forms["gate_up"] is None and forms["down"] is None:
+            return self.plain.experts(ctx, spec)
+        matrix = type("PackedExpertMatrix", (PackedExpertMatrix,), {"forms": forms})
+        found: Experts = type("PackedExperts", (PackedExperts,), {"matrix": matrix})(ctx, spec)
         return found
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
-
-from dovetail.contracts.layers import Act, BuildContext, Experts, LayerFactory, Linear, Part
+from dovetail.contracts.layers import BuildContext, Experts, ExpertsSpec, LayerFactory, Linear, MatrixSpec
 from dovetail.sdk.layers import linear
 from dovetail.sdk.layers.experts import GatedExperts
 from dovetail.sdk.layers.packed import PackedLinear
@@ -15,39 +12,16 @@ from dovetail.sdk.layers.shards import shard_of
 class PlainFactory:
     """Matrices in the model's dtype, plain and fused kernels over them."""
 
-    def linear(
-        self,
-        ctx: BuildContext,
-        name: str,
-        in_features: int,
-        parts: Sequence[Part],
-        *,
-        bias: bool,
-        shard: Literal["out", "in"] | None,
-        act: Act | None,
-    ) -> Linear:
-        """See `BuildContext.linear`."""
-        share = shard_of(name, in_features, parts, shard, ctx.parallel)
+    def linear(self, ctx: BuildContext, spec: MatrixSpec) -> Linear:
+        """See `LayerFactory.linear`."""
+        share = shard_of(spec.path, spec.in_features, spec.parts, spec.shard, ctx.parallel)
         if linear.is_repacked(ctx, share.num_rows, share.columns[1]):
-            return PackedLinear(ctx, name, in_features, parts, None, bias=bias, shard=shard, act=act)
-        return linear.PlainLinear(ctx, name, in_features, parts, bias=bias, shard=shard, act=act)
+            return PackedLinear(ctx, spec, None)
+        return linear.PlainLinear(ctx, spec)
 
-    def experts(
-        self,
-        ctx: BuildContext,
-        name: str,
-        num: int,
-        top_k: int,
-        hidden: int,
-        inner: int,
-        *,
-        act: Act,
-        bias: bool,
-        weigh: Literal["output", "input"],
-        shard: Literal["inner", "expert"],
-    ) -> Experts:
-        """See `BuildContext.experts`."""
-        return GatedExperts(ctx, name, num, top_k, hidden, inner, act=act, bias=bias, weigh=weigh, shard=shard)
+    def experts(self, ctx: BuildContext, spec: ExpertsSpec) -> Experts:
+        """See `LayerFactory.experts`."""
+        return GatedExperts(ctx, spec)
 
 
 PLAIN: LayerFactory = PlainFactory()
