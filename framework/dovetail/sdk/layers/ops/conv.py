@@ -39,7 +39,7 @@ def pieces_of(table: Tensor, saves: Tensor) -> Iterator[Piece]:
             yield Piece(request, first, num, copy)
 
 
-def fold_by_token(
+def fold_tokens(
     fold: Callable[[slice, Tensor], tuple[Tensor, Tensor]],
     out: Tensor,
     rows: Tensor,
@@ -47,18 +47,21 @@ def fold_by_token(
     saves: Tensor,
     state: Tensor,
     copies: Tensor,
+    *,
+    size: int = 1,
 ) -> Tensor:
-    """Fold the tokens of requests into their states, one by one, so that neither cuts nor others change a bit.
+    """Fold the tokens of requests into their states: one by one, so that no cut or neighbour changes a bit, or more.
 
     Args:
-        fold: Takes a token of the batch, as a slice, and the state before it, `[1, …]` in the dtype of `state`. Returns
-            what the token reads, `[1, …]`, and the state behind it, `[1, …]`.
+        fold: Takes `size` tokens of the batch at most, as a slice, and the state before them, `[1, …]` in the dtype of
+            `state`. Returns what the tokens read, `[tokens, …]`, and the state behind them, `[1, …]`.
         out: `[T, …]`, is written.
         rows: As for `conv_qkv`, and what follows.
         table: See there.
         saves: See there.
         state: `[S, …]`, is written.
         copies: `[M, …]`, are written.
+        size: Tokens that are folded at once; `PIECE` for whole pieces.
 
     Returns:
         `out`.
@@ -66,10 +69,10 @@ def fold_by_token(
     at = rows.tolist()
     for request, first, num, copy in pieces_of(table, saves):
         own = state[at[request]][None]
-        for token in range(first, first + num):
-            one = slice(token, token + 1)
-            read, after = fold(one, own)
-            out[one], own = read.to(out.dtype), after.to(state.dtype)
+        for begin in range(first, first + num, size):
+            some = slice(begin, min(begin + size, first + num))
+            read, after = fold(some, own)
+            out[some], own = read.to(out.dtype), after.to(state.dtype)
         state[at[request]] = own[0]
         if copy >= 0:
             copies[copy] = own[0]

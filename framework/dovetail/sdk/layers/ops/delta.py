@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.sdk.layers.ops.conv import PIECE, conv_token, fold_by_token, one_by_one, pieces_of
+from dovetail.sdk.layers.ops.conv import PIECE, conv_token, fold_tokens, one_by_one
 
 EPS = 1e-6
 """Of the norm of queries and keys; transformers has it so."""
@@ -127,26 +127,24 @@ def gdn_prefill(
         What tokens read, `[T, N, W]` in the dtype of `x`; zeros for tokens that are no request's.
     """
     num_keys, per_key = b.shape[1:]
-    out, at = x.new_zeros(len(x), *state.shape[1::2]), rows.tolist()
+    out = x.new_zeros(len(x), *state.shape[1::2])
 
-    def fold(one: slice, before: Tensor) -> tuple[Tensor, Tensor]:
+    def token(one: slice, before: Tensor) -> tuple[Tensor, Tensor]:
         heads = Heads.of(x[one], num_keys, per_key, state.shape[2])
         return _fold_token(heads, Gates.of(b[one], a[one], a_log, dt_bias, rate), before.float())
 
-    if by_token:
-        return fold_by_token(fold, out, rows, table, saves, state, copies)
-    for request, first, num, copy in pieces_of(table, saves):
-        own = slice(first, first + num)
-        heads = Heads.of(F.pad(x[own], (0, 0, 0, PIECE - num)), num_keys, per_key, state.shape[2])
+    def piece(own: slice, before: Tensor) -> tuple[Tensor, Tensor]:
+        missing = PIECE - (own.stop - own.start)
+        heads = Heads.of(F.pad(x[own], (0, 0, 0, missing)), num_keys, per_key, state.shape[2])
         gates = Gates.of(b[own], a[own], a_log, dt_bias, rate)
-        still = Gates(*(F.pad(one, (0, 0, 0, PIECE - num)).t() for one in gates))
+        still = Gates(*(F.pad(one, (0, 0, 0, missing)).t() for one in gates))
         by_head = Heads(*(one.transpose(0, 1).contiguous() for one in heads))
-        read, after = _fold_piece(by_head, still, state[at[request]].float())
-        out[own] = read[:, :num].transpose(0, 1).to(x.dtype)
-        state[at[request]] = after
-        if copy >= 0:
-            copies[copy] = after
-    return out
+        read, after = _fold_piece(by_head, still, before[0].float())
+        return read[:, : PIECE - missing].transpose(0, 1), after[None]
+
+    if by_token:
+        return fold_tokens(token, out, rows, table, saves, state, copies)
+    return fold_tokens(piece, out, rows, table, saves, state, copies, size=PIECE)
 
 
 gdn_prefill_by_token = partial(gdn_prefill, by_token=True)

@@ -10,11 +10,13 @@ taps; B requests, C pieces, S device rows, M copies.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.sdk.layers.ops.conv import PIECE, conv_token, fold_by_token, pieces_of
+from dovetail.sdk.layers.ops.conv import PIECE, conv_token, fold_tokens
 from dovetail.sdk.layers.ops.delta import Heads
 
 BLOCK = 8
@@ -94,6 +96,7 @@ def kda_prefill(
     copies: Tensor,
     *,
     bound: float = 0.0,
+    by_token: bool = False,
 ) -> Tensor:
     """Fold the tokens of requests into their states, piece by piece.
 
@@ -111,48 +114,33 @@ def kda_prefill(
         state: `[S, G, D, W]` float32, bfloat16 or float16.
         copies: `[M, G, D, W]`, in its dtype.
         bound: What decays are bounded by in log space, below 0 (Ling: -5); 0: by nothing, and made in another way.
+        by_token: Fold token by token.
 
     Returns:
         What tokens read, `[T, G, W]`; zeros for tokens that are no request's.
     """
     num_heads, dim = f.shape[1:]
-    out, at = x.new_zeros(len(x), *state.shape[1::2]), rows.tolist()
-    for request, first, num, copy in pieces_of(table, saves):
-        own, missing = slice(first, first + num), PIECE - num
+    out = x.new_zeros(len(x), *state.shape[1::2])
+
+    def token(one: slice, before: Tensor) -> tuple[Tensor, Tensor]:
+        return _fold_token(x[one], b[one], f[one], a_log, dt_bias, bound, before)
+
+    def piece(own: slice, before: Tensor) -> tuple[Tensor, Tensor]:
+        missing = PIECE - (own.stop - own.start)
         heads = Heads.of(F.pad(x[own], (0, 0, 0, missing)), num_heads, 1, dim)
         by_head = Heads(*(one.transpose(0, 1).contiguous() for one in heads))
         decay = F.pad(_decays(f[own], a_log, dt_bias, bound), (0, 0, 0, 0, 0, missing)).transpose(0, 1).contiguous()
-        rate = F.pad(b[own].float().sigmoid(), (0, 0, 0, missing)).t()  # no token, no change
-        read, after = _fold_piece(by_head, decay, rate, state[at[request]].float())
-        out[own] = read[:, :num].transpose(0, 1).to(x.dtype)
-        state[at[request]] = after
-        if copy >= 0:
-            copies[copy] = after
-    return out
+        still = F.pad(b[own].float().sigmoid(), (0, 0, 0, missing)).t()  # no token, no change
+        read, after = _fold_piece(by_head, decay, still, before[0].float())
+        return read[:, : PIECE - missing].transpose(0, 1), after[None]
+
+    if by_token:
+        return fold_tokens(token, out, rows, table, saves, state, copies)
+    return fold_tokens(piece, out, rows, table, saves, state, copies, size=PIECE)
 
 
-def kda_prefill_by_token(
-    x: Tensor,
-    b: Tensor,
-    f: Tensor,
-    a_log: Tensor,
-    dt_bias: Tensor,
-    rows: Tensor,
-    starts: Tensor,
-    pieces: Tensor,
-    table: Tensor,
-    saves: Tensor,
-    state: Tensor,
-    copies: Tensor,
-    *,
-    bound: float = 0.0,
-) -> Tensor:
-    """As `kda_prefill`, token by token: a decoded one has the bits of one of a prompt, wherever that was cut."""
-
-    def fold(one: slice, before: Tensor) -> tuple[Tensor, Tensor]:
-        return _fold_token(x[one], b[one], f[one], a_log, dt_bias, bound, before)
-
-    return fold_by_token(fold, x.new_zeros(len(x), *state.shape[1::2]), rows, table, saves, state, copies)
+kda_prefill_by_token = partial(kda_prefill, by_token=True)
+"""As `kda_prefill`, token by token: a decoded one has the bits of one of a prompt, wherever that was cut."""
 
 
 def kda_decode(

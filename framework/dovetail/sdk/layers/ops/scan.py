@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.sdk.layers.ops.conv import fold_by_token
+from dovetail.sdk.layers.ops.conv import fold_tokens
 
 
 def _fold_token(
@@ -75,7 +75,7 @@ def selective_scan_prefill(
     def fold(one: slice, before: Tensor) -> tuple[Tensor, Tensor]:
         return _fold_token(x[one], dt[one], b[one], c[one], gate[one], a_log, dt_bias, skip, before)
 
-    return fold_by_token(fold, torch.zeros_like(x), rows, table, saves, state, copies)
+    return fold_tokens(fold, torch.zeros_like(x), rows, table, saves, state, copies)
 
 
 def selective_scan_decode(

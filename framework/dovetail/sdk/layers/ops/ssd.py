@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.sdk.layers.ops.conv import PIECE, conv_token, fold_by_token, one_by_one, pieces_of
+from dovetail.sdk.layers.ops.conv import PIECE, conv_token, fold_tokens, one_by_one
 
 
 class FoldInputs(NamedTuple):
@@ -103,25 +103,23 @@ def ssd_prefill(
     Returns:
         What tokens read, `[T, N, W]` in the dtype of `x`; zeros for tokens that are no request's.
     """
-    out, at = x.new_zeros(len(x), *state.shape[1::2]), rows.tolist()
+    out = x.new_zeros(len(x), *state.shape[1::2])
 
-    def fold(one: slice, before: Tensor) -> tuple[Tensor, Tensor]:
+    def token(one: slice, before: Tensor) -> tuple[Tensor, Tensor]:
         found = FoldInputs.of(x[one], dt[one], dt_bias, low, high, state.shape[2])
         return _fold_token(found, a_log, skip, before.float())
 
-    if by_token:
-        return fold_by_token(fold, out, rows, table, saves, state, copies)
-    for request, first, num, copy in pieces_of(table, saves):
-        own = slice(first, first + num)
+    def piece(own: slice, before: Tensor) -> tuple[Tensor, Tensor]:
+        missing = PIECE - (own.stop - own.start)
         found = FoldInputs.of(x[own], dt[own], dt_bias, low, high, state.shape[2])
-        padded = (F.pad(one, (0, 0) * (one.dim() - 1) + (0, PIECE - num)) for one in found)  # no step, no change
+        padded = (F.pad(one, (0, 0) * (one.dim() - 1) + (0, missing)) for one in found)  # no step, no change
         by_head = FoldInputs(*(one.transpose(0, 1).contiguous() for one in padded))
-        read, after = _fold_piece(by_head, a_log, skip, state[at[request]].float())
-        out[own] = read[:, :num].transpose(0, 1).to(x.dtype)
-        state[at[request]] = after
-        if copy >= 0:
-            copies[copy] = after
-    return out
+        read, after = _fold_piece(by_head, a_log, skip, before[0].float())
+        return read[:, : PIECE - missing].transpose(0, 1), after[None]
+
+    if by_token:
+        return fold_tokens(token, out, rows, table, saves, state, copies)
+    return fold_tokens(piece, out, rows, table, saves, state, copies, size=PIECE)
 
 
 ssd_prefill_by_token = partial(ssd_prefill, by_token=True)
