@@ -12,7 +12,8 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
 from dovetail.sdk.layers.plain import PLAIN
 from dovetail.sdk.layers.rotary import Rotary, section_axes
-from dovetail.sdk.layers.tower import PatchEmbedding, TowerAttention, Windows, axial_rope, merged_places
+from dovetail.sdk.layers.tower import PatchEmbedding, TowerAttention, axial_rope, merged_places
+from dovetail_models.qwen2_5_vl import Windows
 
 CTX = BuildContext(device=torch.device("cpu"), dtype=torch.float32, factory=PLAIN)
 

@@ -15,9 +15,9 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext, Stream
 from dovetail.contracts.model import CausalLM, ModelPlugin
-from dovetail.sdk.layers.decoder import SumNormLayer
+from dovetail.sdk.layers.decoder import MakeNorm
 from dovetail.sdk.layers.embedding import Embedding
-from dovetail.sdk.layers.norm import LayerNorm
+from dovetail.sdk.layers.norm import LayerNorm, RMSNorm
 from dovetail.sdk.layers.rotary import Rotaries
 from dovetail.sdk.layers.transformer import MLP, SelfAttention
 
@@ -110,6 +110,22 @@ def counted(ids: Tensor, batch: ForwardBatch, padding: int) -> Tensor:
     lens = batch.q_starts.diff().long()
     before = torch.repeat_interleave(sums[starts] - is_real[starts], lens, output_size=len(ids))
     return (sums - before) * is_real + padding
+
+
+class SumNormLayer(nn.Module):
+    """Layer that normalises the stream itself, each time something was added to it (BERT)."""
+
+    def __init__(
+        self, config: ModelConfig, ctx: BuildContext, attention: nn.Module, mlp: nn.Module, *, norm: MakeNorm = RMSNorm
+    ) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = (norm(config.hidden_size, config.norm_eps, ctx) for _ in range(2))
+        self.attention, self.mlp = attention, mlp
+
+    def forward(self, stream: Stream, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Stream:
+        """Return the residual stream with this layer's part added."""
+        stream = Stream(self.attention_norm(self.attention(stream, rope, batch, add=stream)))
+        return Stream(self.mlp_norm(self.mlp(stream, add=stream)))
 
 
 class Encoder(nn.Module):

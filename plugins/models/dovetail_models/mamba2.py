@@ -7,7 +7,7 @@ of width W; N = G J; K taps of a convolution over P = 2 G D + N W channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -21,8 +21,8 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext, Norm, Part, Stream
 from dovetail.contracts.model import WeightRule
 from dovetail.sdk.checkpoint import dense_numel
+from dovetail.sdk.layers.matrix import Matrix
 from dovetail.sdk.layers.mixer import Mixer, States
-from dovetail.sdk.layers.norm import GatedGroupNorm
 from dovetail.sdk.layers.ops.conv import PIECE
 from dovetail.sdk.layers.pieces import Pieces
 from dovetail_models.experts import needed
@@ -267,3 +267,46 @@ class MambaDecoder(FoldingDecoder):
         if config.layer(index).state:
             return Mamba2(config, index, ctx.at("attention"), config.extra["mamba"])
         return super().attention(config, index, ctx)
+
+
+class GatedGroupNorm(Matrix):
+    """RMS norm over each group's heads, of what is multiplied by the SiLU of a gate (Mamba 2).
+
+    Args:
+        groups: Of the whole model, as all here.
+        size: Numbers of a group.
+        eps: Added to the mean square.
+        ctx: Device, dtype, rank and path.
+        unit: Numbers that stay together when ranks divide them: a head's.
+        norm_first: The gate comes behind the norm.
+    """
+
+    weight: Tensor
+
+    def __init__(
+        self, groups: int, size: int, eps: float, ctx: BuildContext, unit: int, *, norm_first: bool = False
+    ) -> None:
+        super().__init__(ctx, ctx.path, 1, (Part("", groups * size, unit),), "out")
+        self.store("weight", ctx.dtype, granule=None)
+        self.eps, self._size, self._norm_first = eps, size, norm_first
+        self._groups = max(1, self.local_out // size)
+        width, options = self.local_out // self._groups, {"norm_first": norm_first}
+        self._norm: Callable[..., Tensor] = ctx.operation("gated_group_norm", N=self._groups, W=width, **options)
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Map `[T, F]` and gates `[T, F]`, this rank's numbers, to `[T, F]`."""
+        heads = self._by_group(x), self._by_group(gate)
+        if self.local_out >= self._size:
+            return self._norm(*heads, self.weight.view(self._groups, -1), self.eps)
+        gated = x if self._norm_first else self._norm(*heads, None, self.eps)
+        squares = gated.float().square().sum(-1, keepdim=True)
+        ranks = self._size // self.local_out  # that have a group together
+        first = self.parallel.rank // ranks * ranks
+        total = self.parallel.join(squares)[:, first : first + ranks].sum(-1, keepdim=True)
+        normed = (gated.float() * torch.rsqrt(total / self._size + self.eps)).to(x.dtype) * self.weight
+        if not self._norm_first:
+            return normed
+        return self._norm(self._by_group(normed), heads[1], None, self.eps)
+
+    def _by_group(self, x: Tensor) -> Tensor:
+        return x.view(len(x), self._groups, self.local_out // self._groups)

@@ -6,7 +6,7 @@ Weights: as `Qwen2_5_VLForConditionalGeneration` of transformers 4 and 5 writes 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -18,10 +18,10 @@ from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import WeightRule
 from dovetail.sdk.layers.norm import RMSNorm
 from dovetail.sdk.layers.tower import (
+    Divided,
     PatchEmbedding,
     TowerAttention,
     TowerLayer,
-    Windows,
     axial_rope,
     merged_places,
 )
@@ -138,3 +138,29 @@ class Qwen2_5_VL(SeeingModel):
             "hidden_act": str(vision.get("hidden_act") or "silu"),
             "full_layers": tuple(vision.get("fullatt_block_indexes", FULL_LAYERS)),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Windows over an image's patches: an order in which those of a window stand together, and so do those of a size.
+
+    Attributes:
+        order: `[N]` int64, which patch stands at each place. Blocks whose patches stood together still do.
+        sizes: How they are divided.
+    """
+
+    order: Tensor
+    sizes: Divided
+
+    @classmethod
+    def of(cls, rows: Tensor, columns: Tensor, shape: tuple[int, int], size: int) -> Windows:
+        """Divide patches at `rows`, `columns` `[N]` of an image of that `shape` into squares of `size` by `size`.
+
+        Those at its lower and right edge may be smaller. Nothing waits for the device: sizes follow from the shape.
+        """
+        (down, low), (across, wide) = (divmod(num, size) for num in shape)
+        window = rows // size * (across + 1) + columns // size
+        kind = 2 * (rows // size >= down) + 1 * (columns // size >= across)
+        order = torch.argsort(kind * (down + 1) * (across + 1) + window, stable=True)
+        each = ((down * across, size * size), (down, size * wide), (across, low * size), (1, low * wide))
+        return cls(order, tuple((num, patches) for num, patches in each if num and patches))

@@ -6,6 +6,7 @@ Qwen3.5 has the same tower without additions. Weights: as transformers writes th
 
 from __future__ import annotations
 
+import itertools
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,9 +20,9 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import WeightRule
+from dovetail.sdk.layers.base import Layer
 from dovetail.sdk.layers.norm import LayerNorm
 from dovetail.sdk.layers.tower import (
-    GridEmbedding,
     PatchEmbedding,
     TowerAttention,
     TowerLayer,
@@ -161,3 +162,38 @@ class Qwen3_5_VL(Qwen3_VL):
         """See `SeeingModel`."""
         without: Any = ChainMap({"deepstack_visual_indexes": ()}, vision)  # type: ignore[arg-type]
         return super().tower_facts(without)
+
+
+class GridEmbedding(Layer):
+    """Learned positions on a square, stretched over the patches of an image of any shape.
+
+    Args:
+        num: Positions: the square of its side.
+        width: H.
+        ctx: Device and dtype.
+    """
+
+    def __init__(self, num: int, width: int, ctx: BuildContext) -> None:
+        super().__init__()
+        self._side = int(num**0.5)
+        self.weight = self.empty(num, width, device=ctx.device, dtype=ctx.dtype)
+
+    def forward(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> Tensor:
+        """Return what is added to the patches at `rows`, `columns` `[N]` of an image of that `shape`, `[N, H]`.
+
+        The corners of image and square are one; between positions it is interpolated linearly.
+        """
+        (up, down, low), (left, right, near) = (
+            self._between(place, num) for place, num in zip((rows, columns), shape, strict=True)
+        )
+        corners = itertools.product(((up, 1 - low), (down, low)), ((left, 1 - near), (right, near)))
+        found = torch.zeros(len(rows), self.weight.shape[1], device=rows.device)
+        for (row, of_row), (column, of_column) in corners:
+            found += self.weight[row * self._side + column] * (of_row * of_column)[:, None]
+        return found.to(self.weight.dtype)
+
+    def _between(self, place: Tensor, num: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the two positions around each place of `num`, and how near the second is."""
+        exact = place.float() * (self._side - 1) / max(num - 1, 1)
+        first = exact.long()
+        return first, (first + 1).clamp(max=self._side - 1), exact - first

@@ -36,9 +36,9 @@ from dovetail.sdk.formats.call_grammar import Tool, name_of, tagged_arguments
 from dovetail.sdk.formats.layout import ReplyPhase
 from dovetail.sdk.formats.plain import Plain
 from dovetail.sdk.formats.reply_grammar import answer_message, other_messages
-from dovetail.sdk.formats.tags import Tags, before_attributes, key_before_attributes
+from dovetail.sdk.formats.tags import Tags
 from dovetail_parsers.families.marker_filter import MarkerFilter
-from dovetail_parsers.families.tagged_calls import TaggedCalls
+from dovetail_parsers.families.tagged_calls import TaggedCalls, before_attributes, key_before_attributes
 from dovetail_parsers.messages import Header, Mark, MessagesParser
 from dovetail_parsers.reasoning.declared import Declared
 from dovetail_parsers.tools.sections import Written, WrittenCalls

@@ -8,7 +8,6 @@ reads back.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
@@ -16,18 +15,13 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.sdk.formats.presence import presences
 from dovetail.sdk.formats.reply_grammar import arguments_schema, chosen
-from dovetail.sdk.formats.tagged_values import json_value, tagged_value
+from dovetail.sdk.formats.schema_types import properties_of
+from dovetail.sdk.formats.tagged_values import tagged_value
 from dovetail.sdk.formats.tags import CDATA_START, Tags, matchers
 
 Node = Mapping[str, Any]
 Tool = Mapping[str, Any]
 NOTHING: Node = {"type": "const_string", "value": ""}
-
-
-_KEYWORD = re.compile(r"[^\W\d][\w.\-]*")
-_BARE = re.compile(r"[^\s\"'{}\[\],:](?:[^\n\"'{}\[\],:]*[^\s\"'{}\[\],:])?")
-_ELEMENT = re.compile(r"[^\s<>/][^\s<>]*")
-"""Names that are read back as Python's keywords, before a colon, and in an element's tag."""
 
 
 def text(value: str) -> Node:
@@ -131,7 +125,7 @@ def tagged_arguments(
     schema = arguments_schema(tool)
     newline = "\n" if tags.newlines else ""
     parts: dict[str, Node] = {}
-    properties = _properties(schema)
+    properties = properties_of(schema)
     marks = [tags.value_end, tags.call_end, section_end, *(tags.key[0] + name for name in properties)]
     marks += [text + name for text, meant in tags.spelled if meant == tags.key[0] for name in properties]
     marks += [CDATA_START] if tags.cdata else []
@@ -141,24 +135,20 @@ def tagged_arguments(
         shown = name if key is None else key(name, is_string)
         ended = matchers(tags)["key"].scan(shown + tags.key[1], 0, 0)
         is_read = ended == (len(shown + tags.key[1]), 0, len(tags.key[1])) and tags.read_key(shown)[0] == name
-        _check_name(tool, name, is_read=is_read)
+        check_name(tool, name, is_read=is_read)
         begin = tags.key[0] + shown + tags.key[1] + behind_key + tags.value_start + newline
         parts[name] = {"type": "tag", "begin": begin, "content": value, "end": newline + tags.value_end + behind_value}
-    return _in_orders(parts, schema)
+    return in_orders(parts, schema)
 
 
-def keyword_arguments(tool: Tool) -> Node:
-    """Describe a call's arguments as Python's keywords with JSON values, which the parser of Python calls reads too."""
-    schema = arguments_schema(tool)
-    items: dict[str, Node] = {}
-    for name, declared in _properties(schema).items():
-        _check_name(tool, name, is_read=_KEYWORD.fullmatch(name) is not None)
-        items[name] = sequence(text(f"{name}="), json_value(declared, schema))
-    return _in_orders(items, schema, ", ")
+def in_orders(items: Mapping[str, Node], schema: Mapping[str, Any], comma: str = "") -> Node:
+    """Describe a call's arguments in each way in which a schema lets them stand together.
 
-
-def _in_orders(items: Mapping[str, Node], schema: Mapping[str, Any], comma: str = "") -> Node:
-    """Describe arguments in each way in which the schema lets them stand together, with something between them."""
+    Args:
+        items: Each argument, by name.
+        schema: That of all.
+        comma: What stands between two of them.
+    """
     nodes = []
     for option in presences(schema)[0]:
         some = {name: node for name, node in items.items() if name not in option.absent}
@@ -185,39 +175,13 @@ def _joined(items: Mapping[str, Node], needed: Set[str], comma: str) -> Node:
     return {"type": "or", "elements": [*options, NOTHING]}
 
 
-def brace_arguments(tool: Tool, quote: str, section_end: str) -> Node:
-    """Describe a call's arguments between braces: keys without quotes, strings between `quote`, else JSON."""
-    schema = arguments_schema(tool)
-    items = {}
-    for name, declared in _properties(schema).items():
-        _check_name(tool, name, is_read=_BARE.fullmatch(name) is not None)
-        found = tagged_value(declared, schema, (quote, section_end), is_quoted=True)
-        options: list[Node] = [sequence(text(f"{name}:"), value) for value in found.others]
-        if found.string is not None:
-            options.append({"type": "tag", "begin": f"{name}:{quote}", "content": found.string, "end": quote})
-        items[name] = options[0] if len(options) == 1 else {"type": "or", "elements": options}
-    return _in_orders(items, schema, ",")
+def check_name(tool: Tool, name: str, *, is_read: bool) -> None:
+    """Refuse a parameter whose name would be read back as another one, or as none.
 
-
-def element_arguments(tool: Tool, mark: str) -> Node:
-    """Describe a call's arguments as elements, each tag behind `mark`; values that are no strings are JSON."""
-    schema = arguments_schema(tool)
-    parts: dict[str, Node] = {}
-    for name, declared in _properties(schema).items():
-        _check_name(tool, name, is_read=_ELEMENT.fullmatch(name) is not None)
-        value = tagged_value(declared, schema, (mark,)).node
-        parts[name] = {"type": "tag", "begin": f"{mark}<{name}>", "content": value, "end": f"{mark}</{name}>"}
-    return _in_orders(parts, schema)
-
-
-def _check_name(tool: Tool, name: str, *, is_read: bool) -> None:
-    """Refuse a parameter whose name would be read back as another one, or as none."""
+    Raises:
+        RequestError: Its name is not one that `is_read`.
+    """
     if not is_read:
         text = f"tools: calls of this format cannot name the parameter {name!r} of {name_of(tool)!r}"
         hint = "use letters, digits, '_', '-' and '.', a letter first, or leave it out of a tool that is enforced"
         raise RequestError(f"{text}; {hint}", param="tools", code="unsupported_parameter")
-
-
-def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = schema.get("properties")
-    return found if isinstance(found, Mapping) else {}

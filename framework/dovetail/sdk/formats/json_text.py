@@ -18,7 +18,6 @@ import re
 
 MAX_CUT_HEAD = 96
 """Characters of the longest head of a call that is not shown where the output was cut short in it."""
-_QUOTES = re.compile(r'\\.|"', re.DOTALL)
 _OUTSIDE = r"[\"'{}\[\]TFN%s]"
 _LITERAL_STOP = re.compile(r"[,}\]\s]")
 _STRING_STOP = {
@@ -27,38 +26,6 @@ _STRING_STOP = {
 }
 _WORDS = {"T": ("True", "true"), "F": ("False", "false"), "N": ("None", "null")}
 _OUTSIDE_STOP = {breaks: re.compile(_OUTSIDE % re.escape(breaks)) for breaks in ("", "<", "<`")}
-
-
-class Quotes:
-    """Follows the strings of JSON that arrives in pieces.
-
-    Attributes:
-        is_open: Whether what was read ends inside a string.
-        first: The place that was noted first since that string began.
-    """
-
-    __slots__ = ("_escaped", "_num_read", "first", "is_open")
-
-    def __init__(self) -> None:
-        self.is_open = self._escaped = False
-        self.first: int | None = None
-        self._num_read = 0
-
-    def feed(self, text: str) -> None:
-        """Read on."""
-        end = int(self._escaped)
-        for found in _QUOTES.finditer(text, end):
-            end = found.end()
-            if found[0] == '"':
-                self.is_open, self.first = not self.is_open, None
-        if text:
-            self._escaped = text.endswith("\\") and end < len(text)
-            self._num_read += len(text)
-
-    def note(self, num_behind: int) -> None:
-        """Keep the position `num_behind` characters behind the text read, if it is the first in the string."""
-        if self.first is None:
-            self.first = self._num_read + num_behind
 
 
 class JsonText:

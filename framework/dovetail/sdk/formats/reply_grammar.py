@@ -1,4 +1,4 @@
-"""Replies as structural grammars: what a `ToolParser.grammar` of a format with JSON arguments returns, and messages."""
+"""Parts of replies as structural grammars: the arguments that a tool takes, and messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.contracts.errors import RequestError
-from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.contracts.output import Messages
 
 Tools = Sequence[Mapping[str, Any]]
@@ -47,38 +46,6 @@ def arguments_schema(tool: Mapping[str, Any]) -> Any:
         hint = "arguments are an object: give 'type': 'object', and what it holds in 'properties'"
         raise RequestError(f"{text}; {hint}", param="tools", code="invalid_value")
     return {"type": "object", **given}
-
-
-def json_calls_grammar(
-    tools: Tools, choice: Any, parallel: bool, *, begin: str, end: str, trigger: str, separator: str = "\n"
-) -> GrammarSpec:
-    """Describe calls whose arguments are JSON between two texts.
-
-    Args:
-        tools: As OpenAI writes them.
-        choice: `auto`: free text in which calls may stand; else calls and nothing more.
-        parallel: Whether more than one call may be made.
-        begin: What stands before a call's arguments; `%s` is the name as a JSON string.
-        end: What stands behind them.
-        trigger: What begins a call in free text.
-        separator: What stands between two calls.
-    """
-    tags = [
-        {
-            "begin": begin.replace("%s", json.dumps(tool["function"]["name"])),
-            "content": {"type": "json_schema", "json_schema": arguments_schema(tool)},
-            "end": end,
-        }
-        for tool in chosen(tools, choice)
-    ]
-    only_one = not parallel or isinstance(choice, Mapping)
-    node: dict[str, Any] = {"tags": tags, "stop_after_first": only_one}
-    if choice == "auto":
-        node |= {"type": "triggered_tags", "triggers": [trigger]}
-    else:
-        tags = [{"type": "tag", **tag} for tag in tags]
-        node |= {"type": "tags_with_separator", "tags": tags, "separator": separator, "at_least_one": True}
-    return GrammarSpec(kind=Kind.STRUCTURAL, source=json.dumps({"type": "structural_tag", "format": node}))
 
 
 def other_messages(messages: Messages, *headers: str) -> Mapping[str, Any]:

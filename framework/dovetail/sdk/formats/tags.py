@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 from dovetail.sdk.formats.matcher import Matcher, matcher
 
 CDATA_START = "<![CDATA["
-_QUOTED = re.compile(r"""([^"']*)(?:["'](?:\s+[\w.:-]+\s*=\s*(?:"[^"<>\n]*(?:"|\Z)|'[^'<>\n]*(?:'|\Z)))*+\s*)?""")
-"""A name, the quotation mark behind it, and attributes. The last value may lack its mark, which the tag's end holds."""
 
 
 def plain_name(text: str) -> str:
@@ -23,17 +19,6 @@ def plain_name(text: str) -> str:
 def plain_key(text: str) -> tuple[str, bool | None]:
     """Read a key that stands alone between its tags."""
     return text.strip(), None
-
-
-def before_attributes(text: str) -> str:
-    """Read a name in quotes without attributes behind it; all of the text if anything else stands there."""
-    found = _QUOTED.fullmatch(text)
-    return (text if found is None else found[1]).strip()
-
-
-def key_before_attributes(text: str) -> tuple[str, bool | None]:
-    """Read a key in quotes without attributes behind it, as the schema says more of its value than they do."""
-    return before_attributes(text), None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,31 +51,9 @@ class Tags:
     read_key: Callable[[str], tuple[str, bool | None]] = plain_key
 
 
-class Followers(NamedTuple):
-    """What may follow a closing tag, and all that any of it may begin with."""
-
-    tags: tuple[str, ...]
-    beginnings: frozenset[str]
-
-
-@lru_cache(maxsize=64)
-def followers(tags: Tags) -> tuple[Followers, Followers]:
-    """Return what may follow the end of a call, and that of a value."""
-    one, two = spellings(tags, (tags.call[0],)), spellings(tags, (tags.key[0], tags.call_end))
-    begun = [frozenset(tag[:size] for tag in group for size in range(1, len(tag))) for group in (one, two)]
-    return Followers(one, begun[0]), Followers(two, begun[1])
-
-
 def spellings(tags: Tags, wanted: Sequence[str]) -> tuple[str, ...]:
     """Return tags that there are, and all other spellings of them."""
     return tuple(filter(None, (*wanted, *(text for text, meant in tags.spelled if meant in wanted))))
-
-
-@lru_cache(maxsize=64)
-def not_plain(tags: Tags) -> Callable[[str], re.Match[str] | None]:
-    """Return what finds a character of a string value that may begin a tag, or is written in another way in JSON."""
-    firsts = "".join(re.escape(tag[0]) for tag in (tags.value_end, tags.call_end, tags.key[0]) if tag)
-    return re.compile(rf'[{firsts}"\\\x00-\x1f]').search
 
 
 @lru_cache(maxsize=64)

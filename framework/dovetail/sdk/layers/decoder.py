@@ -90,22 +90,6 @@ class PostNormLayer(nn.Module):
         return stream.plus(self.mlp_norm(self.mlp(stream)))
 
 
-class SumNormLayer(nn.Module):
-    """Layer that normalises the stream itself, each time something was added to it (BERT)."""
-
-    def __init__(
-        self, config: ModelConfig, ctx: BuildContext, attention: nn.Module, mlp: nn.Module, *, norm: MakeNorm = RMSNorm
-    ) -> None:
-        super().__init__()
-        self.attention_norm, self.mlp_norm = (norm(config.hidden_size, config.norm_eps, ctx) for _ in range(2))
-        self.attention, self.mlp = attention, mlp
-
-    def forward(self, stream: Stream, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Stream:
-        """Return the residual stream with this layer's part added."""
-        stream = Stream(self.attention_norm(self.attention(stream, rope, batch, add=stream)))
-        return Stream(self.mlp_norm(self.mlp(stream, add=stream)))
-
-
 class ParallelLayer(nn.Module):
     """Decoder layer whose attention and MLP read the same norm of the stream (Cohere, GPT-J)."""
 

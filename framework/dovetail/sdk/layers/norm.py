@@ -102,49 +102,6 @@ class GatedRMSNorm(Layer):
         return self._norm(x, gate, self.weight, self.eps)
 
 
-class GatedGroupNorm(Matrix):
-    """RMS norm over each group's heads, of what is multiplied by the SiLU of a gate (Mamba 2).
-
-    Args:
-        groups: Of the whole model, as all here.
-        size: Numbers of a group.
-        eps: Added to the mean square.
-        ctx: Device, dtype, rank and path.
-        unit: Numbers that stay together when ranks divide them: a head's.
-        norm_first: The gate comes behind the norm.
-    """
-
-    weight: Tensor
-
-    def __init__(
-        self, groups: int, size: int, eps: float, ctx: BuildContext, unit: int, *, norm_first: bool = False
-    ) -> None:
-        super().__init__(ctx, ctx.path, 1, (Part("", groups * size, unit),), "out")
-        self.store("weight", ctx.dtype, granule=None)
-        self.eps, self._size, self._norm_first = eps, size, norm_first
-        self._groups = max(1, self.local_out // size)
-        width, options = self.local_out // self._groups, {"norm_first": norm_first}
-        self._norm: Callable[..., Tensor] = ctx.operation("gated_group_norm", N=self._groups, W=width, **options)
-
-    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        """Map `[T, F]` and gates `[T, F]`, this rank's numbers, to `[T, F]`."""
-        heads = self._by_group(x), self._by_group(gate)
-        if self.local_out >= self._size:
-            return self._norm(*heads, self.weight.view(self._groups, -1), self.eps)
-        gated = x if self._norm_first else self._norm(*heads, None, self.eps)
-        squares = gated.float().square().sum(-1, keepdim=True)
-        ranks = self._size // self.local_out  # that have a group together
-        first = self.parallel.rank // ranks * ranks
-        total = self.parallel.join(squares)[:, first : first + ranks].sum(-1, keepdim=True)
-        normed = (gated.float() * torch.rsqrt(total / self._size + self.eps)).to(x.dtype) * self.weight
-        if not self._norm_first:
-            return normed
-        return self._norm(self._by_group(normed), heads[1], None, self.eps)
-
-    def _by_group(self, x: Tensor) -> Tensor:
-        return x.view(len(x), self._groups, self.local_out // self._groups)
-
-
 class LayerNorm(Layer):
     """Layer norm over `[T, size]`: mean and variance in float32, weight, and unless it has none, bias.
 

@@ -9,9 +9,8 @@ its bits depend on nothing else.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -129,69 +128,8 @@ class Learned(Layer):
         self.weight = self.empty(*shape, device=ctx.device, dtype=ctx.dtype)
 
 
-class GridEmbedding(Layer):
-    """Learned positions on a square, stretched over the patches of an image of any shape.
-
-    Args:
-        num: Positions: the square of its side.
-        width: H.
-        ctx: Device and dtype.
-    """
-
-    def __init__(self, num: int, width: int, ctx: BuildContext) -> None:
-        super().__init__()
-        self._side = int(num**0.5)
-        self.weight = self.empty(num, width, device=ctx.device, dtype=ctx.dtype)
-
-    def forward(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> Tensor:
-        """Return what is added to the patches at `rows`, `columns` `[N]` of an image of that `shape`, `[N, H]`.
-
-        The corners of image and square are one; between positions it is interpolated linearly.
-        """
-        (up, down, low), (left, right, near) = (
-            self._between(place, num) for place, num in zip((rows, columns), shape, strict=True)
-        )
-        corners = itertools.product(((up, 1 - low), (down, low)), ((left, 1 - near), (right, near)))
-        found = torch.zeros(len(rows), self.weight.shape[1], device=rows.device)
-        for (row, of_row), (column, of_column) in corners:
-            found += self.weight[row * self._side + column] * (of_row * of_column)[:, None]
-        return found.to(self.weight.dtype)
-
-    def _between(self, place: Tensor, num: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the two positions around each place of `num`, and how near the second is."""
-        exact = place.float() * (self._side - 1) / max(num - 1, 1)
-        first = exact.long()
-        return first, (first + 1).clamp(max=self._side - 1), exact - first
-
-
 Divided = Sequence[tuple[int, int]]
 """How many windows there are, and of how many patches each, for patches that stand together by window."""
-
-
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """Windows over an image's patches: an order in which those of a window stand together, and so do those of a size.
-
-    Attributes:
-        order: `[N]` int64, which patch stands at each place. Blocks whose patches stood together still do.
-        sizes: How they are divided.
-    """
-
-    order: Tensor
-    sizes: Divided
-
-    @classmethod
-    def of(cls, rows: Tensor, columns: Tensor, shape: tuple[int, int], size: int) -> Windows:
-        """Divide patches at `rows`, `columns` `[N]` of an image of that `shape` into squares of `size` by `size`.
-
-        Those at its lower and right edge may be smaller. Nothing waits for the device: sizes follow from the shape.
-        """
-        (down, low), (across, wide) = (divmod(num, size) for num in shape)
-        window = rows // size * (across + 1) + columns // size
-        kind = 2 * (rows // size >= down) + 1 * (columns // size >= across)
-        order = torch.argsort(kind * (down + 1) * (across + 1) + window, stable=True)
-        each = ((down * across, size * size), (down, size * wide), (across, low * size), (1, low * wide))
-        return cls(order, tuple((num, patches) for num, patches in each if num and patches))
 
 
 class TowerAttention(nn.Module):

@@ -26,17 +26,16 @@ from dovetail.sdk.formats.call_grammar import (
     Tool,
     calls_grammar,
     json_arguments,
-    keyword_arguments,
     name_of,
     tagged_arguments,
 )
 from dovetail.sdk.formats.json_calls import JsonCalls
 from dovetail.sdk.formats.matcher import common_len
 from dovetail.sdk.formats.samples import FIRST, KEYS, NAMES, SECOND, UNIT, VALUES
-from dovetail.sdk.formats.tags import Tags, key_before_attributes, plain_key
+from dovetail.sdk.formats.tags import Tags, plain_key
 from dovetail_parsers.families.headed_calls import Head, HeadedCalls
-from dovetail_parsers.families.pythonic_calls import PythonicCalls
-from dovetail_parsers.families.tagged_calls import TaggedCalls
+from dovetail_parsers.families.pythonic_calls import PythonicCalls, keyword_arguments
+from dovetail_parsers.families.tagged_calls import TaggedCalls, key_before_attributes
 
 _ATTRIBUTES = re.compile(r"([\"'])\s[^<>]*>")
 """Closes a key in quotes and holds more attributes, as the type of its value."""

@@ -17,8 +17,10 @@ from functools import lru_cache
 from typing import Any
 
 from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
+from dovetail.sdk.formats.call_grammar import Node, Tool, check_name, in_orders, sequence, text
 from dovetail.sdk.formats.json_text import MAX_CUT_HEAD
 from dovetail.sdk.formats.matcher import matcher
+from dovetail.sdk.formats.reply_grammar import arguments_schema
 from dovetail.sdk.formats.schema_types import (
     PYTHON_WORDS,
     cut_text,
@@ -29,6 +31,7 @@ from dovetail.sdk.formats.schema_types import (
     types_of,
     value_text,
 )
+from dovetail.sdk.formats.tagged_values import tagged_value
 from dovetail_parsers.families.headed_calls import MAX_HEAD, is_half_a_head
 
 _OPENS = re.compile(r'\s*"')
@@ -323,3 +326,21 @@ def _key_of(text: str) -> str:
     except ValueError:
         found = None
     return found if isinstance(found, str) else text.strip("\"'")
+
+
+_KEY = re.compile(r"[^\s\"'{}\[\],:](?:[^\n\"'{}\[\],:]*[^\s\"'{}\[\],:])?")
+"""A key without quotes that is read back before a colon."""
+
+
+def brace_arguments(tool: Tool, quote: str, section_end: str) -> Node:
+    """Describe a call's arguments between braces: keys without quotes, strings between `quote`, else JSON."""
+    schema = arguments_schema(tool)
+    items = {}
+    for name, declared in properties_of(schema).items():
+        check_name(tool, name, is_read=_KEY.fullmatch(name) is not None)
+        found = tagged_value(declared, schema, (quote, section_end), is_quoted=True)
+        options: list[Node] = [sequence(text(f"{name}:"), value) for value in found.others]
+        if found.string is not None:
+            options.append({"type": "tag", "begin": f"{name}:{quote}", "content": found.string, "end": quote})
+        items[name] = options[0] if len(options) == 1 else {"type": "or", "elements": options}
+    return in_orders(items, schema, ",")

@@ -21,8 +21,10 @@ from itertools import islice
 from typing import Any, Literal
 
 from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
+from dovetail.sdk.formats.call_grammar import Node, Tool, check_name, in_orders, sequence, text
 from dovetail.sdk.formats.json_text import MAX_CUT_HEAD
 from dovetail.sdk.formats.python_literals import literal_json
+from dovetail.sdk.formats.reply_grammar import arguments_schema
 from dovetail.sdk.formats.schema_types import (
     STRING,
     is_tool,
@@ -32,6 +34,7 @@ from dovetail.sdk.formats.schema_types import (
     types_of,
     value_text,
 )
+from dovetail.sdk.formats.tagged_values import json_value
 
 _NAME = re.compile(r"[^\W\d][\w.\-]*")
 _KEYWORD = re.compile(r"\s*([^\W\d][\w.\-]*)\s*=(?!=)(.*)", re.DOTALL)
@@ -363,3 +366,13 @@ class PythonicCalls(ToolBody):
 def _unquoted(text: str) -> str | None:
     """Return what stands between the quotes around a text, whatever quotes are in it; None where there are none."""
     return text[1:-1] if len(text) > 1 and text[0] in "\"'" and text[0] == text[-1] else None
+
+
+def keyword_arguments(tool: Tool) -> Node:
+    """Describe a call's arguments as Python's keywords with JSON values, which the parser of Python calls reads too."""
+    schema = arguments_schema(tool)
+    items: dict[str, Node] = {}
+    for name, declared in properties_of(schema).items():
+        check_name(tool, name, is_read=_NAME.fullmatch(name) is not None)
+        items[name] = sequence(text(f"{name}="), json_value(declared, schema))
+    return in_orders(items, schema, ", ")

@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
 from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolEnd, ToolEvent
-from dovetail.sdk.formats.json_text import Quotes
 from dovetail.sdk.formats.schema_types import (
     CONTAINERS,
     STRING,
@@ -35,7 +35,7 @@ from dovetail.sdk.formats.schema_types import (
     types_of,
     value_text,
 )
-from dovetail.sdk.formats.tags import CDATA_START, Tags, followers, matchers, not_plain
+from dovetail.sdk.formats.tags import CDATA_START, Tags, matchers, spellings
 from dovetail_parsers.families.headed_calls import MAX_HEAD, is_half_a_head
 from dovetail_parsers.families.marked_calls import MarkedCalls
 
@@ -432,3 +432,75 @@ class TaggedCalls(MarkedCalls):
     def _args(self, json: str) -> None:
         if self._call is not None and json:
             self._out.append(ToolArgs(self._call, json))
+
+
+class Followers(NamedTuple):
+    """What may follow a closing tag, and all that any of it may begin with."""
+
+    tags: tuple[str, ...]
+    beginnings: frozenset[str]
+
+
+@lru_cache(maxsize=64)
+def followers(tags: Tags) -> tuple[Followers, Followers]:
+    """Return what may follow the end of a call, and that of a value."""
+    one, two = spellings(tags, (tags.call[0],)), spellings(tags, (tags.key[0], tags.call_end))
+    begun = [frozenset(tag[:size] for tag in group for size in range(1, len(tag))) for group in (one, two)]
+    return Followers(one, begun[0]), Followers(two, begun[1])
+
+
+@lru_cache(maxsize=64)
+def not_plain(tags: Tags) -> Callable[[str], re.Match[str] | None]:
+    """Return what finds a character of a string value that may begin a tag, or is written in another way in JSON."""
+    firsts = "".join(re.escape(tag[0]) for tag in (tags.value_end, tags.call_end, tags.key[0]) if tag)
+    return re.compile(rf'[{firsts}"\\\x00-\x1f]').search
+
+
+_QUOTED = re.compile(r"""([^"']*)(?:["'](?:\s+[\w.:-]+\s*=\s*(?:"[^"<>\n]*(?:"|\Z)|'[^'<>\n]*(?:'|\Z)))*+\s*)?""")
+"""A name, the quotation mark behind it, and attributes. The last value may lack its mark, which the tag's end holds."""
+
+
+def before_attributes(text: str) -> str:
+    """Read a name in quotes without attributes behind it; all of the text if anything else stands there."""
+    found = _QUOTED.fullmatch(text)
+    return (text if found is None else found[1]).strip()
+
+
+def key_before_attributes(text: str) -> tuple[str, bool | None]:
+    """Read a key in quotes without attributes behind it, as the schema says more of its value than they do."""
+    return before_attributes(text), None
+
+
+_QUOTES = re.compile(r'\\.|"', re.DOTALL)
+
+
+class Quotes:
+    """Follows the strings of JSON that arrives in pieces.
+
+    Attributes:
+        is_open: Whether what was read ends inside a string.
+        first: The place that was noted first since that string began.
+    """
+
+    __slots__ = ("_escaped", "_num_read", "first", "is_open")
+
+    def __init__(self) -> None:
+        self.is_open = self._escaped = False
+        self.first: int | None = None
+        self._num_read = 0
+
+    def feed(self, text: str) -> None:
+        """Read on."""
+        end = int(self._escaped)
+        for found in _QUOTES.finditer(text, end):
+            end = found.end()
+            if found[0] == '"':
+                self.is_open, self.first = not self.is_open, None
+        if text:
+            self._escaped = text.endswith("\\") and end < len(text)
+            self._num_read += len(text)
+
+    def note(self, num_behind: int) -> None:
+        """Keep the position `num_behind` characters behind the text read, if it is the first in the string."""
+        if self.first is None:
+            self.first = self._num_read + num_behind

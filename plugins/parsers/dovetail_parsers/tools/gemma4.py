@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dovetail.contracts.output import NewCall, ToolBody
-from dovetail.sdk.formats.call_grammar import Tool, brace_arguments, name_of
-from dovetail_parsers.families.brace_calls import BraceCalls
+from dovetail.sdk.formats.call_grammar import Tool, name_of
+from dovetail_parsers.families.brace_calls import BraceCalls, brace_arguments
 from dovetail_parsers.tools.sections import Section, Written
 
 

@@ -19,6 +19,7 @@ that of Qwen/Qwen2.5-7B-Instruct.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,8 +28,8 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, ToolFormat
 from dovetail.contracts.tools import ToolParser
+from dovetail.sdk.formats.call_grammar import calls_grammar, json_arguments, name_of
 from dovetail.sdk.formats.json_calls import JsonCalls
-from dovetail.sdk.formats.reply_grammar import json_calls_grammar
 
 
 class HermesTools(ToolParser):
@@ -42,11 +43,15 @@ class HermesTools(ToolParser):
         self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
     ) -> GrammarSpec | None:
         """Calls as the template writes them, the name first."""
-        return json_calls_grammar(
+        return calls_grammar(
             tools,
             choice,
             parallel,
-            begin='<tool_call>\n{"name": %s, "arguments": ',
-            end="}\n</tool_call>",
+            lambda tool: (
+                f'<tool_call>\n{{"name": {json.dumps(name_of(tool))}, "arguments": ',
+                json_arguments(tool),
+                "}\n</tool_call>",
+            ),
+            separator="\n",
             trigger="<tool_call>",
         )

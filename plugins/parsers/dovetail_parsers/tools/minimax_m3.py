@@ -23,11 +23,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.contracts.output import Malformed, NewCall, ToolArgs, ToolBody, ToolEnd, ToolEvent
-from dovetail.sdk.formats.call_grammar import Tool, element_arguments, name_of
-from dovetail.sdk.formats.json_text import Quotes
+from dovetail.sdk.formats.call_grammar import Node, Tool, check_name, in_orders, name_of
 from dovetail.sdk.formats.place import Place
+from dovetail.sdk.formats.reply_grammar import arguments_schema
 from dovetail.sdk.formats.schema_types import CONTAINERS, properties_of, schemas_by_tool, types_of, value_text
+from dovetail.sdk.formats.tagged_values import tagged_value
 from dovetail_parsers.families.headed_calls import is_half_a_head
+from dovetail_parsers.families.tagged_calls import Quotes
 from dovetail_parsers.tools.sections import Section, Written
 
 MARK = "]<]minimax[>["
@@ -360,3 +362,18 @@ class MiniMaxM3Tools(Section):
     def call(self, tool: Tool) -> Written:
         """As the template writes it; objects and lists as JSON, which the parser reads too."""
         return f'{MARK}<invoke name="{name_of(tool)}">', element_arguments(tool, MARK), f"{MARK}</invoke>\n"
+
+
+_ELEMENT = re.compile(r"[^\s<>/][^\s<>]*")
+"""A name that is read back in an element's tag."""
+
+
+def element_arguments(tool: Tool, mark: str) -> Node:
+    """Describe a call's arguments as elements, each tag behind `mark`; values that are no strings are JSON."""
+    schema = arguments_schema(tool)
+    parts: dict[str, Node] = {}
+    for name, declared in properties_of(schema).items():
+        check_name(tool, name, is_read=_ELEMENT.fullmatch(name) is not None)
+        value = tagged_value(declared, schema, (mark,)).node
+        parts[name] = {"type": "tag", "begin": f"{mark}<{name}>", "content": value, "end": f"{mark}</{name}>"}
+    return in_orders(parts, schema)

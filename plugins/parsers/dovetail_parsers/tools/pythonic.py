@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dovetail.contracts.output import NewCall, ToolBody
-from dovetail.sdk.formats.call_grammar import Node, Tool, keyword_arguments, name_of
+from dovetail.sdk.formats.call_grammar import Node, Tool, name_of
 from dovetail.sdk.formats.json_calls import JsonCalls
-from dovetail_parsers.families.pythonic_calls import PythonicCalls
+from dovetail_parsers.families.pythonic_calls import PythonicCalls, keyword_arguments
 from dovetail_parsers.tools.either import Either
 from dovetail_parsers.tools.sections import Section, Written
 
