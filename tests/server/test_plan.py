@@ -16,11 +16,11 @@ from dovetail.contracts.errors import ModelError
 from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
-from dovetail.processing.folder_facts import config_of
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.hf_config import read_config
 from dovetail_server.cli import main as dovetail
 from dovetail_server.cli.plan import size_of
+from dovetail_server.start.folder_facts import config_of
 from dovetail_testing.engine import make_client
 from dovetail_testing.models import make_model
 from dovetail_testing.vocabularies import write_tokenizer

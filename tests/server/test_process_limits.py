@@ -103,7 +103,7 @@ def test_a_short_limit_of_processor_time_is_not_the_client_s_fault(tmp_path: Pat
 
 def test_a_start_says_what_a_limit_of_processor_time_does() -> None:
     """Nothing that the server does can keep the system from ending it then."""
-    code = "import resource; from dovetail.base.process_limits import cpu_notice as n; assert n() is None; "
+    code = "import resource; from dovetail_server.cli.serve import cpu_notice as n; assert n() is None; "
     code += "resource.setrlimit(resource.RLIMIT_CPU, (77, 77)); print(n())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert "may use 77 s of processor time (ulimit -t, LimitCPU)" in done.stdout

@@ -57,14 +57,3 @@ def lower(kind: int, wanted: int) -> bool:
     found = min(bound for bound in (wanted, soft, hard) if bound != resource.RLIM_INFINITY)
     resource.setrlimit(kind, (found, hard))
     return found == wanted
-
-
-def cpu_notice() -> str | None:
-    """Return what an operator's limit of processor time will do to this process and its children; None for no limit."""
-    soft = resource.getrlimit(resource.RLIMIT_CPU)[0]
-    if soft == resource.RLIM_INFINITY:
-        return None
-    return (
-        f"dovetail: each process may use {soft:,} s of processor time (ulimit -t, LimitCPU): then the system ends it, "
-        "the engine and the server too, which cannot be kept from here; serve without that limit, or expect restarts"
-    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,7 +28,6 @@ from dovetail.plugins.time_limit import time_limit
 from dovetail.processing.classes import Classes, register_classes
 from dovetail.processing.plugin_settings import (
     ARGUMENT,
-    ENV_PREFIX,
     OF_THIS_RUN,
     GivenOption,
     PluginSettings,
@@ -316,27 +315,3 @@ def in_users_words(error: OptionError, settings: PluginSettings) -> str:
     section = settings.plugins.get(option_key(error.plugin), {})
     given = section.get(error.name.replace("-", "_"), GivenOption(None, f"option {error.name!r}"))
     return f"{given.source}: {error.reason}; it is an option of {error.owner}"
-
-
-def help_text(settings: PluginSettings) -> Iterator[str]:
-    """Yield the help of the options of every plugin that is named: hook plugins, files, parsers, backends.
-
-    Raises:
-        PluginError: One of them cannot be used.
-    """
-    registry, manager = scan(settings)
-    named = {kind: getattr(settings, name) for kind, name in NAMED.items()}
-    named = {kind: name for kind, name in named.items() if name not in (None, "auto", [], ["auto"], ["plain"])}
-    halves = {name: getattr(settings, name) for name in ("prefill_attention_backend", "decode_attention_backend")}
-    plan = make_plan(registry, **named, **halves, hooks=[planned.qualified for planned in manager.planned])
-    for plugin in plan.plugins:
-        declared = options_class(plugin, manager, settings.plugin_timeout)
-        if declared is None:
-            continue
-        yield f"\noptions of {describe(plugin)}:"
-        for option in describe_options(declared):
-            default = f" [{option.default}]" if option.default is not None else ""
-            flag = f"  --{option_key(plugin.name)}.{option.flag} {option.type.upper()}"
-            yield f"{flag:<29} {option.help}{default}".rstrip()
-        variable = f"{ENV_PREFIX}PLUGIN__{option_key(plugin.name).replace('-', '_').upper()}__…"
-        yield f"  Each can also be a variable {variable} or a line below plugins.{plugin.name} in --config FILE."

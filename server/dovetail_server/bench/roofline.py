@@ -15,11 +15,11 @@ from dovetail.contracts.cache import CacheGroup, Chunk, Recurrent, Window
 from dovetail.contracts.checkpoint import TensorHeader
 from dovetail.contracts.config import ModelConfig, RoutedExperts
 from dovetail.contracts.errors import ConfigError
-from dovetail.processing.folder_facts import config_of
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.memory.estimates import group_token_bytes
 from dovetail.sdk.checkpoint import dense_numel
 from dovetail.sdk.config import ITEM_BYTES
+from dovetail_server.start.folder_facts import config_of
 
 GATED = frozenset(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"))
 """Dense decoders with gated feed-forward layers, whose size follows from `config.json`."""

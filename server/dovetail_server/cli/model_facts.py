@@ -17,7 +17,6 @@ from dovetail.plugins import Registry
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import PluginPlan, as_planned
 from dovetail.processing.embeddings import Embedder
-from dovetail.processing.folder_facts import model_config, read_as, tokenizer_of
 from dovetail.processing.oddities import usable_defaults
 from dovetail.processing.plugin_settings import PluginSettings
 from dovetail.processing.prepare import StartPreparation, examine, template_of
@@ -38,6 +37,7 @@ from dovetail.text.detection.candidates import DERIVED
 from dovetail.text.detection.detect import LABELS, detect
 from dovetail.text.parsing.fitted import bound_reasoning
 from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail_server.start.folder_facts import model_config, read_as, tokenizer_of
 from dovetail_testing.parsers import BytesTokenizer
 
 DUMMY = "dummy"

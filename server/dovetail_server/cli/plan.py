@@ -77,13 +77,13 @@ def plan(wish: argparse.Namespace) -> MemoryPlan:
     Raises:
         ConfigError: A flag, the model or the device is at fault, or the model does not fit.
     """
-    from dovetail.processing.folder_facts import model_config, read_as, tokenizer_of
     from dovetail.processing.prepare import examine
     from dovetail.runtime.cache_dtype import with_cache_dtype
     from dovetail.runtime.checkpoint.weight_size import head_row_bytes, weight_size
     from dovetail.runtime.memory.plan import plan_memory
     from dovetail_server.cli.options import read_settings
     from dovetail_server.start import preflight
+    from dovetail_server.start.folder_facts import model_config, read_as, tokenizer_of
 
     given: ServeSettings = preflight.with_model(read_settings(wish.others))
     elsewhere = None if wish.device_memory is None else given.device

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dovetail.base import log
@@ -12,6 +12,7 @@ from dovetail.plugins.exits import ended_by, innermost, name_exits
 from dovetail_server.cli.exits import OF_A_MODEL, exit_code
 
 if TYPE_CHECKING:
+    from dovetail.processing.plugin_settings import PluginSettings
     from dovetail_server.settings.serve import ServeSettings
 
 
@@ -45,7 +46,6 @@ def settings_from(argv: list[str]) -> ServeSettings | None:
 
 def print_plugin_help(argv: list[str]) -> None:
     """Show the options of the plugins that the arguments, the environment or the configuration file name."""
-    from dovetail.processing.plan import help_text
     from dovetail_server.cli.options import load_settings, parse_flags
 
     try:
@@ -57,12 +57,41 @@ def print_plugin_help(argv: list[str]) -> None:
         print(line)
 
 
+def help_text(settings: PluginSettings) -> Iterator[str]:
+    """Yield the help of the options of every plugin that is named: hook plugins, files, parsers, backends.
+
+    Raises:
+        PluginError: One of them cannot be used.
+    """
+    from dovetail.plugins.loader import describe
+    from dovetail.plugins.options import describe_options, option_key
+    from dovetail.plugins.plan import make_plan
+    from dovetail.processing.plan import NAMED, options_class, scan
+    from dovetail.processing.plugin_settings import ENV_PREFIX
+
+    registry, manager = scan(settings)
+    named = {kind: getattr(settings, name) for kind, name in NAMED.items()}
+    named = {kind: name for kind, name in named.items() if name not in (None, "auto", [], ["auto"], ["plain"])}
+    halves = {name: getattr(settings, name) for name in ("prefill_attention_backend", "decode_attention_backend")}
+    plan = make_plan(registry, **named, **halves, hooks=[planned.qualified for planned in manager.planned])
+    for plugin in plan.plugins:
+        declared = options_class(plugin, manager, settings.plugin_timeout)
+        if declared is None:
+            continue
+        yield f"\noptions of {describe(plugin)}:"
+        for option in describe_options(declared):
+            default = f" [{option.default}]" if option.default is not None else ""
+            flag = f"  --{option_key(plugin.name)}.{option.flag} {option.type.upper()}"
+            yield f"{flag:<29} {option.help}{default}".rstrip()
+        variable = f"{ENV_PREFIX}PLUGIN__{option_key(plugin.name).replace('-', '_').upper()}__…"
+        yield f"  Each can also be a variable {variable} or a line below plugins.{plugin.name} in --config FILE."
+
+
 def serve(settings: ServeSettings) -> int:
     """Check everything that is cheap to check, then run."""
     import asyncio
     import signal
 
-    from dovetail.base.process_limits import cpu_notice
     from dovetail.processing.prepare import prepare
     from dovetail_server.http.connections import raise_file_limit
     from dovetail_server.start import preflight
@@ -120,4 +149,17 @@ def print_demo_note() -> None:
     logging.getLogger("dovetail.server").info(
         "No model given: serving the bundled DEMO model, a toy that knows a few skills. "
         "`dovetail serve DIR` serves your own."
+    )
+
+
+def cpu_notice() -> str | None:
+    """Return what an operator's limit of processor time will do to this process and its children; None for no limit."""
+    import resource
+
+    soft = resource.getrlimit(resource.RLIMIT_CPU)[0]
+    if soft == resource.RLIM_INFINITY:
+        return None
+    return (
+        f"dovetail: each process may use {soft:,} s of processor time (ulimit -t, LimitCPU): then the system ends it, "
+        "the engine and the server too, which cannot be kept from here; serve without that limit, or expect restarts"
     )

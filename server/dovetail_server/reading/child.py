@@ -34,7 +34,6 @@ from dovetail.grammar.compile.memory import (
 )
 from dovetail.processing.processor import Processor
 from dovetail.sdk.pixels import MANY_THREADS, THREADS
-from dovetail.text.tokenizer.threads import set_threads
 from dovetail_server.apis.loaded import apis_of
 from dovetail_server.apis.parsing.serve import installed
 from dovetail_server.apis.responses.references import ReferencedItems
@@ -44,6 +43,7 @@ from dovetail_server.media.decode import NO_PILLOW
 from dovetail_server.media.rules import MediaAnswer, MediaMessage
 from dovetail_server.reading import wire
 from dovetail_server.reading.tasks import add_routes
+from dovetail_server.reading.threads import set_threads
 from dovetail_server.reading.work import do, part_of
 from dovetail_server.schema.unknown import LEFT_OUT, LeftOut
 

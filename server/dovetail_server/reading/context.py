@@ -13,13 +13,13 @@ from dovetail.base.supervisor import Supervisor
 from dovetail.contracts.api import Api, Route
 from dovetail.engine.client import EngineClient
 from dovetail.text.inline import InlineCostError
-from dovetail.text.tokenizer.threads import num_threads
 from dovetail_server.http.auth import CALLER
 from dovetail_server.media.cache import ImageCache
 from dovetail_server.media.decode import NO_PILLOW, has_pillow
 from dovetail_server.media.folder import MediaFolder
 from dovetail_server.media.rules import MediaRules
 from dovetail_server.reading.pool import BodyPool
+from dovetail_server.reading.threads import num_threads
 from dovetail_server.reading.turns import RoundTime, Turns
 from dovetail_server.reading.wire import WorkerStart
 from dovetail_server.schema.unknown import UnknownFields

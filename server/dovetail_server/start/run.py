@@ -21,7 +21,7 @@ from dovetail.engine.streams import CLOSED
 from dovetail.grammar.compile.memory import return_large_blocks
 from dovetail.messages import EngineInfo
 from dovetail.processing.plugin_settings import ENV_PREFIX, is_secret
-from dovetail.text.tokenizer.threads import num_threads, set_threads
+from dovetail_server.reading.threads import num_threads, set_threads
 from dovetail_server.serving.hooks import ApiHooks
 from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.start.startup import ENGINE, StartupTimer, engine_notes

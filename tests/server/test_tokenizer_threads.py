@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from dovetail.text.tokenizer.threads import MOST, num_threads, set_threads
+from dovetail_server.reading.threads import MOST, num_threads, set_threads
 
 FORKED = """
 import os
 from pathlib import Path
 from dovetail.demo import MODEL_DIR
-from dovetail.text.tokenizer.threads import set_threads
+from dovetail_server.reading.threads import set_threads
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 tokenizer = Tokenizer.load(MODEL_DIR)
