@@ -18,10 +18,10 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from dovetail import messages
 from dovetail.contracts import requests
 from dovetail.contracts.errors import RequestError
-from dovetail.contracts.requests import Chat, Ids, Names, Request, Sampling
+from dovetail.contracts.requests import Chat, Ids, Names, Request
 from dovetail.grammar.spec.fields import NAMES, read_grammar
 from dovetail.grammar.spec.route import GrammarRoute
-from dovetail.offline.types import SamplingParams
+from dovetail.offline.types import SamplingParams, sampling_of
 from dovetail.processing.bounds import MAX_TOOL_NAME, TOOL_NAME, Effort
 from dovetail.processing.input import Preparation
 from dovetail.processing.pairs import POOLING, TextIds
@@ -274,7 +274,7 @@ def _asked(params: SamplingParams, request: Request) -> Request:
     return replace(
         request,
         n=params.n,
-        sampling=_sampling(params),
+        sampling=sampling_of(params),
         limit=params.max_tokens,
         clamps=True,
         logprobs=params.logprobs,
@@ -284,11 +284,6 @@ def _asked(params: SamplingParams, request: Request) -> Request:
         grammar_backend=params.grammar_backend,
         thinking_budget=params.thinking_budget,
     )
-
-
-def _sampling(params: SamplingParams) -> Sampling:
-    values = {name: getattr(params, name) for name in Sampling.__struct_fields__}
-    return Sampling(**{name: value for name, value in values.items() if value not in ((), {})})
 
 
 def _grammar(params: SamplingParams) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from numbers import Integral, Real
 from typing import Any, Literal
 
 from dovetail import messages
+from dovetail.contracts.requests import Sampling
 from dovetail.grammar.spec.route import GrammarReport
 from dovetail.processing.bounds import BOUNDS, MAX_TOKENS, POSITIVE
 from dovetail.processing.refusals import wrong
@@ -74,12 +75,18 @@ class SamplingParams:
         """
         for name, (least, most) in {**BOUNDS, "max_tokens": (1, MAX_TOKENS), "n": (1, MAX_REPLIES)}.items():
             _check_number(name, getattr(self, name), least, most, is_whole=name not in FRACTIONS)
-        stop_rules(self)
+        stop_rules(sampling_of(self))
 
     @property
     def keeps_stop(self) -> bool:
         """Another name of `include_stop_str_in_output`, for what reads all requests."""
         return self.include_stop_str_in_output
+
+
+def sampling_of(params: SamplingParams) -> Sampling:
+    """Return them as the request of any API has them."""
+    values = {name: getattr(params, name) for name in Sampling.__struct_fields__}
+    return Sampling(**{name: value for name, value in values.items() if value not in ((), {})})
 
 
 @dataclass(frozen=True, kw_only=True)

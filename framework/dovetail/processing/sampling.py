@@ -1,6 +1,6 @@
 """From what a request asks for to the engine's `SamplerParams`, and the one check of token ids from outside.
 
-The server's bodies and `dovetail.SamplingParams` have the same names, so both are read here as they are.
+The server's bodies and `dovetail.SamplingParams` become one struct, `Sampling`, which is read here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.logits import LogitsProcessor
+from dovetail.contracts.requests import Sampling
 from dovetail.contracts.seeds import derive_seed
 from dovetail.messages import SamplerParams
 from dovetail.plugins import LoadedPlugins
@@ -106,52 +107,6 @@ class SamplingLimits:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-class SamplingOptions(Protocol):
-    """What a request says of how its tokens are chosen and when it ends. None: nothing."""
-
-    @property
-    def temperature(self) -> float | None: ...
-    @property
-    def top_p(self) -> float | None: ...
-    @property
-    def top_k(self) -> int | None: ...
-    @property
-    def min_p(self) -> float | None: ...
-    @property
-    def frequency_penalty(self) -> float | None: ...
-    @property
-    def presence_penalty(self) -> float | None: ...
-    @property
-    def repetition_penalty(self) -> float | None: ...
-    @property
-    def min_tokens(self) -> int | None: ...
-    @property
-    def stop(self) -> str | Sequence[str] | None: ...
-    @property
-    def stop_regex(self) -> str | Sequence[str] | None: ...
-    @property
-    def stop_token_ids(self) -> Sequence[int] | None: ...
-    @property
-    def ignore_eos(self) -> bool | None: ...
-    @property
-    def keeps_stop(self) -> bool:
-        """The matched stop string stays in the text."""
-        ...
-
-    @property
-    def skip_special_tokens(self) -> bool | None: ...
-    @property
-    def logit_bias(self) -> Mapping[str, float] | Mapping[int, float] | Mapping[int | str, float] | None: ...
-    @property
-    def logits_processors(self) -> Mapping[str, Mapping[str, Any]] | None: ...
-    @property
-    def seed(self) -> int | None: ...
-    @property
-    def allowed_token_ids(self) -> Sequence[int] | None: ...
-    @property
-    def bad_words(self) -> Sequence[str] | None: ...
-
-
 class ModelView(Protocol):
     """What parameters depend on of a model: see `Processor`."""
 
@@ -213,7 +168,7 @@ def word_ids(words: Iterable[str], tokenizer: Tokenizer, vocab_size: int) -> tup
     return tuple(ids for ids in found if ids and max(ids) < vocab_size)
 
 
-def stop_rules(asked: SamplingOptions) -> StopRules:
+def stop_rules(asked: Sampling) -> StopRules:
     """Collect the text-level stop rules.
 
     Raises:
@@ -242,7 +197,7 @@ def _several(value: str | Sequence[str] | None, param: str) -> tuple[str, ...]:
 
 
 def sampling_params(
-    asked: SamplingOptions,
+    asked: Sampling,
     model: ModelView,
     *,
     max_tokens: int,
