@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
-
-import msgspec
 
 from dovetail.contracts.errors import EngineDeadError
 from dovetail.engine.client import CacheWatch
@@ -238,7 +237,7 @@ class ScriptedEngine:
             max_total_tokens=self.info.max_total_tokens,
             gen_throughput=0.0,
         )
-        return msgspec.structs.asdict(stats)
+        return dataclasses.asdict(stats)
 
     async def close(self, *, wait: bool = True) -> None:
         self.is_closed = True

@@ -10,6 +10,7 @@ from dovetail.base.settings import EngineSettings
 from dovetail.checkpoint.formats import Formats
 from dovetail.contracts.errors import DovetailError
 from dovetail.engine.core import EngineCore
+from dovetail.engine.first_requests import serve_first
 from dovetail.engine.stall_logger import EARLY
 from dovetail.executor.group import STEP_S, GroupExecutor
 from dovetail.executor.local import LocalExecutor
@@ -49,6 +50,8 @@ def make_engine(settings: EngineSettings, plugins: LoadedPlugins, hang_s: float 
     else:
         executor = LocalExecutor(settings, plugins)
     core = EngineCore(settings, plugins, executor, tokenizer, eos_ids=ends)
+    if executor.info.device != "cpu" and executor.info.generates:
+        serve_first(core)
     plugins.check_torch()
     return core
 

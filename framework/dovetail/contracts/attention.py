@@ -144,7 +144,6 @@ class StateStore(Protocol):
 
     def save(self, index: int, copy: int, state: Mapping[str, Tensor]) -> None:
         """Keep a copy of layer `index`'s state of one request, `[1, …]`."""
-        ...
 
     def copies(self, index: int) -> Mapping[str, Tensor]:
         """Return the copies of layer `index`'s tensors, `[M, …]`; a kernel writes those that the step's saves name."""

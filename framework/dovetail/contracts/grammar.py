@@ -190,7 +190,6 @@ class GrammarMatcher(Protocol):
 
     def rollback(self, num_tokens: int) -> None:
         """Undo the last `num_tokens` accepted tokens, an end token included."""
-        ...
 
     def forced(self) -> list[int]:
         """Return the token ids that must follow because nothing else may; empty where there is a choice."""

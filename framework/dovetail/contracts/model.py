@@ -110,7 +110,6 @@ class SelfLoading(Protocol):
         Raises:
             ModelError: Weights are missing, surplus, misshapen or not finite; all are named.
         """
-        ...
 
 
 class ConfigFacts(Protocol):

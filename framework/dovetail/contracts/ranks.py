@@ -67,7 +67,6 @@ class Communicator(Protocol):
         Raises:
             RuntimeError: They did not come.
         """
-        ...
 
     def share(self, num_bytes: int) -> PeerMemory | None:
         """Return memory that all ranks see, zeros on all of them; None on all ranks where one of them has none.
@@ -94,4 +93,3 @@ class Communicator(Protocol):
 
     def close(self) -> None:
         """Leave the others."""
-        ...

@@ -30,11 +30,9 @@ class TokenStream(Protocol):
 
     def abort(self) -> None:
         """Abort the request from elsewhere: its reader gets a last delta whose finish reason is `abort`."""
-        ...
 
     async def aclose(self) -> None:
         """Abort the request unless it has ended. Safe to call twice; `contextlib.aclosing` calls it."""
-        ...
 
 
 class CacheWatch(Protocol):
@@ -42,11 +40,9 @@ class CacheWatch(Protocol):
 
     def changed(self, events: list[CacheEvent]) -> None:
         """Pages came and went."""
-        ...
 
     def cleared(self, num_restarts: int) -> None:
         """An engine begins, with an empty cache."""
-        ...
 
 
 class EngineClient(Protocol):
@@ -121,4 +117,3 @@ class EngineClient(Protocol):
         Args:
             wait: For the step under way. Without it, an engine process is killed, and a thread left to itself.
         """
-        ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import secrets
 from collections.abc import Callable
@@ -12,7 +13,6 @@ import msgspec
 from dovetail.base.settings import EngineSettings
 from dovetail.contracts.observers import CacheEvent
 from dovetail.engine.device_rows import DeviceRows
-from dovetail.engine.first_requests import serve_first
 from dovetail.engine.grammar_manager import LateMasks, make_grammar_manager
 from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.limits import limits_of
@@ -118,8 +118,6 @@ class EngineCore:
             speculation.gain = Gain(self.graphs.verifying)
         self._in_flight: StepPlan | None = None
         self._is_throttled = False
-        if not on_cpu and info.generates:
-            serve_first(self)
 
     @property
     def info(self) -> EngineInfo:
@@ -358,7 +356,7 @@ class EngineCore:
             return ControlReply(id=message.id, result=self.profiling.start(message.profile, self.step_count))
         if message.op == "stop_profile":
             return ControlReply(id=message.id, result=self.profiling.stop())
-        return ControlReply(id=message.id, result=msgspec.structs.asdict(self.stats()))
+        return ControlReply(id=message.id, result=dataclasses.asdict(self.stats()))
 
     def stats(self) -> Stats:
         """A snapshot of the load, in tokens."""

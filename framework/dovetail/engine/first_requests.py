@@ -8,12 +8,10 @@ on an H200. So each way of sampling is gone through once, alone and with the oth
 from __future__ import annotations
 
 import logging
-from typing import Protocol
 
-from dovetail.base.settings import EngineSettings
 from dovetail.engine import stats_log
-from dovetail.engine.kv_cache_manager import KVCacheManager
-from dovetail.messages import EngineInfo, SamplerParams, Submit
+from dovetail.engine.core import EngineCore
+from dovetail.messages import SamplerParams, Submit
 
 PROMPT_LEN, NUM_NEW = 40, 3
 PARAMS = (
@@ -26,29 +24,7 @@ PARAMS = (
 SALT = "first requests"
 
 
-class Serving(Protocol):
-    """What serves them: the core, which calls this."""
-
-    settings: EngineSettings
-    pages: KVCacheManager
-    stats_log: stats_log.StatsLog
-
-    @property
-    def info(self) -> EngineInfo:
-        """Facts of the engine."""
-
-    @property
-    def has_work(self) -> bool:
-        """Whether anybody waits or runs."""
-
-    def handle(self, message: Submit) -> object:
-        """Take a request."""
-
-    def step(self) -> object:
-        """Compute a step."""
-
-
-def serve_first(core: Serving) -> None:
+def serve_first(core: EngineCore) -> None:
     """Serve the requests; nothing of them stays. What they raise, a real one would have met."""
     length = min(PROMPT_LEN, core.info.context_len - NUM_NEW, core.pages.num_available * core.pages.page_size // 8)
     if length < 1:

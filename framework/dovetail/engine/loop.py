@@ -38,7 +38,6 @@ class Transport(Protocol):
         Raises:
             ClosedError: The client is gone.
         """
-        ...
 
 
 def run_loop(core: EngineCore, transport: Transport) -> None:

@@ -37,7 +37,6 @@ class Follower(Protocol):
 
     def end(self, timeout_s: float) -> None:
         """Wait until it has ended; end it then."""
-        ...
 
 
 class ProcessFollower:

@@ -87,16 +87,8 @@ def log_unserved(backends: Mapping[str, GrammarBackend]) -> None:
 class StructuredOutputs:
     """One per process. Thread-safe."""
 
-    def __init__(
-        self,
-        backends: Mapping[str, GrammarBackend],
-        *,
-        strict_schema: bool = False,
-        enforced_only: bool = False,
-        compact: bool = False,
-    ) -> None:
+    def __init__(self, backends: Mapping[str, GrammarBackend], **options: bool) -> None:
         """Keep the backends, in the plan's order; see `GrammarRouter` for the options."""
-        options = {"strict_schema": strict_schema, "enforced_only": enforced_only, "compact": compact}
         self._router = GrammarRouter(backends, **options)
         self._validator = FinalValidator()
         self._trimmer = Trimmer(_collect)

@@ -7,12 +7,13 @@ once, then `Admitted`, `StepDeltas` and `ControlReply`s. What goes on between an
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
 from dovetail.contracts.config import Pool as Pool
-from dovetail.contracts.observers import CacheEvent
+from dovetail.contracts.observers import CacheEvent, LoadStats
 from dovetail.contracts.replies import TokenLogprob as TokenLogprob
 from dovetail.contracts.replies import TopLogprob as TopLogprob
 from dovetail.messages.media import MediaSpan
@@ -375,26 +376,10 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     user_error: bool
 
 
-class Stats(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats(LoadStats):
     """A snapshot of the engine's load."""
 
-    step: int
-    num_running: int
-    num_queued: int
-    num_used_tokens: int
-    num_cached_tokens: int
-    max_total_tokens: int
-    gen_throughput: float
-    num_drafted_tokens: int = 0
-    """Drafts that were verified since the engine started, …"""
-    num_accepted_tokens: int = 0
-    """… and those of them that held."""
-    num_encoded_images: int = 0
-    """Images that the vision tower has encoded since the engine started."""
-    device_used_bytes: int = 0
-    """Memory in use on the first rank's GPU, by whatever process, …"""
-    device_total_bytes: int = 0
-    """… and all of it; 0 on the CPU."""
     num_repaired_pages: int = 0
     """Pages whose ownership was wrong and has been put right: a fault of the engine's, 0 in every good run."""
 

@@ -52,7 +52,6 @@ class Executor(Protocol):
         Raises:
             StepError: It could not be started, and will not be read.
         """
-        ...
 
     def masks(self, num: int) -> npt.NDArray[np.int32]:
         """Lend memory for `num` masks `[num, ceil(V / 32)]` of the step that was launched last, until the next call."""
@@ -64,7 +63,6 @@ class Executor(Protocol):
         Raises:
             StepError: That failed, and the step will not be read.
         """
-        ...
 
     def is_computing(self) -> bool:
         """Whether the device is still at the step that was launched last, where a row of it waits."""
@@ -88,7 +86,6 @@ class Executor(Protocol):
         Raises:
             DovetailError: Nothing can be computed any more.
         """
-        ...
 
     def device_memory(self) -> tuple[int, int]:
         """Return the bytes in use on the first rank's device, by whatever process, and all of them; 0, 0 on the CPU."""
@@ -100,7 +97,6 @@ class Executor(Protocol):
         Raises:
             ProfileError: It cannot be recorded.
         """
-        ...
 
     def stop_profile(self) -> list[str]:
         """Write what was recorded, a file for each rank, and return their paths.
@@ -112,4 +108,3 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """End what it has started beside this process."""
-        ...

@@ -94,7 +94,9 @@ class Want(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInput:
-    """One step. A batch that is what it was has the same array objects again: nothing of them is sent twice.
+    """One step; with its number alone, one that computes nothing.
+
+    A batch that is what it was has the same array objects again: nothing of them is sent twice.
 
     Rows stand in this order: those that decode, chunks that end what is known of their request, other chunks.
 
@@ -125,18 +127,18 @@ class StepInput:
     """
 
     step: int
-    decode_graph: DecodeGraph | None
-    prefill_graph: PrefillGraph | None
-    zeroed: Ints
-    cleared: Ints
-    admit: tuple[Admit, ...]
-    tables: Ints
-    rows: Ints
-    start: Ints
-    num_new: Ints
-    task: Ints
-    waits: npt.NDArray[np.bool_]
-    ids: Ints
+    decode_graph: DecodeGraph | None = None
+    prefill_graph: PrefillGraph | None = None
+    zeroed: Ints = field(default_factory=lambda: np.empty((2, 0), dtype=np.int32))
+    cleared: Ints = field(default_factory=no_ints)
+    admit: tuple[Admit, ...] = ()
+    tables: Ints = field(default_factory=no_ints)
+    rows: Ints = field(default_factory=no_ints)
+    start: Ints = field(default_factory=no_ints)
+    num_new: Ints = field(default_factory=no_ints)
+    task: Ints = field(default_factory=no_ints)
+    waits: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    ids: Ints = field(default_factory=no_ints)
     prompt_logprobs: tuple[Want, ...] = ()
     loads: Ints = field(default_factory=no_ints)
     saves: Ints = field(default_factory=no_ints)

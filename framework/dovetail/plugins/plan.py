@@ -325,21 +325,9 @@ def _naming(kind: str, flag: str) -> Iterator[None]:
 def _planned(
     registry: Registry, record: PluginRecord, options: Mapping[str, Mapping[str, Any]], *, requested: bool
 ) -> PlannedPlugin:
-    kind = KINDS[record.kind]
     if requested:
         registry.mark(record.kind, record.qualified, PluginState.SELECTED)
-    return PlannedPlugin(
-        kind=record.kind,
-        name=record.name,
-        target=record.target,
-        distribution=record.distribution,
-        version=record.version,
-        api=record.api or kind.api,
-        roles=record.facts.roles or kind.roles,
-        options=_options_of(options, record.name),
-        requested=requested,
-        file=record.file,
-    )
+    return msgspec.structs.replace(as_planned(record), options=_options_of(options, record.name), requested=requested)
 
 
 def as_planned(record: PluginRecord) -> PlannedPlugin:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, cast
 
 from dovetail.contracts.errors import RequestError
@@ -188,27 +187,7 @@ def chat_constraints(
     template_kwargs: Mapping[str, Any],
     tail: str,
 ) -> Constraints:
-    """As `_chat_constraints`. What is only preferred is left where it cannot be had."""
-    held_to = partial(
-        _chat_constraints, asked, backend, processor, budget=budget, template_kwargs=template_kwargs, tail=tail
-    )
-    if tools is not None and tools.prefers_grammar and not tools.needs_grammar:
-        with suppress(RequestError):
-            return held_to(tools=replace(tools, strict=True))
-    return held_to(tools=tools)
-
-
-def _chat_constraints(
-    asked: RequestedGrammar | None,
-    backend: str | None,
-    processor: Processor,
-    *,
-    tools: ToolOptions | None,
-    budget: int | None,
-    template_kwargs: Mapping[str, Any],
-    tail: str,
-) -> Constraints:
-    """Return the constraints of a conversation.
+    """Return the constraints of a conversation. What is only preferred is left where it cannot be had.
 
     Args:
         asked: The grammar of the content.
@@ -222,6 +201,12 @@ def _chat_constraints(
     Raises:
         RequestError: They contradict each other, or nothing here can enforce them.
     """
+    if tools is not None and tools.prefers_grammar and not tools.needs_grammar:
+        with suppress(RequestError):
+            held_to = replace(tools, strict=True, prefers_grammar=False)
+            return chat_constraints(
+                asked, backend, processor, tools=held_to, budget=budget, template_kwargs=template_kwargs, tail=tail
+            )
     structured = processor.grammar if backend is None else processor.grammar.only(backend)
     if asked is None and budget is None and not (tools is not None and tools.needs_grammar):
         return NONE

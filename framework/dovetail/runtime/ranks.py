@@ -43,7 +43,6 @@ class Meeting(Protocol):
         Raises:
             ConfigError: The ranks do not go together.
         """
-        ...
 
     def loaded(self, left: int, plan: Callable[[int], MemoryPlan]) -> MemoryPlan:
         """The weights are read, and so many bytes are left here.
@@ -55,7 +54,6 @@ class Meeting(Protocol):
 
     def connect(self) -> None:
         """All kernels are compiled: from now on there are collectives."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ import torch
 
 from dovetail.cache.pool import KVCache
 from dovetail.messages import SamplerParams
-from dovetail.messages.step import AT_DEVICE, SAMPLE, Admit, Ints, StepInput, no_ints
+from dovetail.messages.step import AT_DEVICE, SAMPLE, Admit, Ints, StepInput
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.kernels.repeats import Repeats
 from dovetail.runtime.memory.plan import NUM_PADDING_ROWS
@@ -223,12 +223,6 @@ class EagerWarmUp:
         self._state.flush()
         step = StepInput(
             step=0,
-            decode_graph=None,
-            prefill_graph=None,
-            zeroed=np.empty((2, 0), dtype=np.int32),
-            cleared=no_ints(),
-            admit=(),
-            tables=no_ints(),
             rows=(self._state.padding_row + np.arange(num) % NUM_PADDING_ROWS).astype(np.int32),
             start=_ints([AT_DEVICE] * shape.num_decode + [shape.prefix_len] * shape.num_chunks),
             num_new=_ints([1] * shape.num_decode + [shape.num_new] * shape.num_chunks),

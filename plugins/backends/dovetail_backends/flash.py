@@ -77,7 +77,6 @@ class Build(Protocol):
             schedule: From `schedule` for the same requests, look and shapes.
             sinks: `[Hq]` float32: one more key of each head, without a value; or None.
         """
-        ...
 
     def schedule(self, q: Tensor, keys: Tensor, of: Queries, look: ScoreOptions) -> Tensor | None:
         """Return what the device works out once for all layers of a step that are alike, or None: there is nothing."""

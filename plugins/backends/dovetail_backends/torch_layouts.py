@@ -26,7 +26,6 @@ class CacheLayout(Protocol):
 
     def plan(self, slots: Tensor) -> None:
         """Find where the step's tokens `[T]` go."""
-        ...
 
     def wanted(self, pages: Tensor) -> Tensor:
         """Return what `gather` collects for pages `[n, N]`."""
@@ -34,7 +33,6 @@ class CacheLayout(Protocol):
 
     def write(self, layer: AttentionLayer, k: Tensor, v: Tensor) -> None:
         """Write the step's keys `[T, Hk, D]` and values `[T, Hk, Dv]`."""
-        ...
 
     def gather(self, layer: AttentionLayer, wanted: Tensor, num: int, num_keys: int) -> tuple[Tensor, Tensor]:
         """Collect the pages of `num` requests: keys and values `[n, Hk, L, max(D, Dv)]`."""

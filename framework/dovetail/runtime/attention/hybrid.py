@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import ClassVar, Literal
+from dataclasses import fields, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -116,25 +116,15 @@ def hybrid(prefill: Backend, decode: Backend, names: tuple[str, str] | None = No
 
 
 def common_caps(prefill: AttentionCaps, decode: AttentionCaps) -> AttentionCaps:
-    """Return what two backends can do together."""
-    return AttentionCaps(
-        devices=prefill.devices & decode.devices,
-        dtypes=prefill.dtypes & decode.dtypes,
-        head_dims=_both(prefill.head_dims, decode.head_dims),
-        page_sizes=_both(prefill.page_sizes, decode.page_sizes),
-        graph=_graph(prefill, decode),
-        batch_invariant=prefill.batch_invariant and decode.batch_invariant,
-        sliding_window=prefill.sliding_window and decode.sliding_window,
-        chunked=prefill.chunked and decode.chunked,
-        sinks=prefill.sinks and decode.sinks,
-        soft_cap=prefill.soft_cap and decode.soft_cap,
-        bidirectional=prefill.bidirectional and decode.bidirectional,
-        spans=prefill.spans and decode.spans,
-        mixers=prefill.mixers & decode.mixers,
-        cache_dtypes=prefill.cache_dtypes & decode.cache_dtypes,
-        unequal_dims=prefill.unequal_dims and decode.unequal_dims,
-        needs_cpu_lens=prefill.needs_cpu_lens or decode.needs_cpu_lens,
-    )
+    """Return what two backends can do together: of most facts, what is true of both, or in both sets."""
+    apart: dict[str, Any] = {
+        "head_dims": _both(prefill.head_dims, decode.head_dims),
+        "page_sizes": _both(prefill.page_sizes, decode.page_sizes),
+        "graph": _graph(prefill, decode),
+        "needs_cpu_lens": prefill.needs_cpu_lens or decode.needs_cpu_lens,
+    }
+    names = (fact.name for fact in fields(AttentionCaps) if fact.name not in apart)
+    return AttentionCaps(**apart, **{name: getattr(prefill, name) & getattr(decode, name) for name in names})
 
 
 def _both(one: frozenset[int] | None, other: frozenset[int] | None) -> frozenset[int] | None:

@@ -23,11 +23,9 @@ class CaptureTask(Protocol):
 
     def rehearse(self) -> None:
         """Launch every kernel of all pieces: they are collected, not run, and compiled before the first piece is."""
-        ...
 
     def run_next(self) -> None:
         """Prepare the next piece: a fraction of a second, or a few seconds where kernels have to be compiled."""
-        ...
 
 
 class CaptureQueue:

@@ -38,26 +38,6 @@ from dovetail.sdk.rows import NOTHING
 logger = logging.getLogger(__name__)
 
 
-# What a decode step's model is given: B rows of the batch.
-
-
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """Of a decode step, one token per row.
-
-    Attributes:
-        ids: `[B]` int64, input tokens.
-        positions: `[B]` int64, their places.
-        slots: `[B]` int64, where their keys and values go; -1 for the spare row, and where there is no page.
-        lens: `[B]` int64, KV lengths once these are written.
-    """
-
-    ids: Tensor
-    positions: Tensor
-    slots: Tensor
-    lens: Tensor
-
-
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 """Batch sizes that are captured; larger batches run eagerly."""
 SHARING_BUCKETS = (4, 8, 16, 32, 64, 128, 256)
@@ -247,17 +227,16 @@ class DecodeGraphs:
     def _step(self, rows: Tensor, starts: Tensor, last: Tensor, shares: bool) -> StepOutputs:
         """One decode step on device state alone."""
         state, kernels = self._state, self._kernels
-        given = kernels.begin_step(
+        ids, positions, slots, lens = kernels.begin_step(
             rows, state.next_ids, state.seq_lens, state.page_table, self._page_size, state.padding_row
         )
-        inputs = StepInputs(*given)
         batch = ForwardBatch(
             num_decode=rows.shape[0],
-            positions=inputs.positions,
-            kv_slots=inputs.slots,
+            positions=positions,
+            kv_slots=slots,
             rows=rows,
             page_table=state.page_table,
-            seq_lens=inputs.lens,
+            seq_lens=lens,
             q_starts=starts,
             seq_lens_cpu=[],
             q_lens_cpu=[],
@@ -265,21 +244,19 @@ class DecodeGraphs:
             last_tokens=last,
             shares_prefixes=shares,
             states=state.states,
-            rope_positions=_rope_positions(state, rows, inputs),
+            rope_positions=_rope_positions(state, rows, positions),
         )
         self._attention.plan(batch, Phase.CAPTURE)
         self._attention.plan_in_graph(batch)
-        logits = self._model.lm_head(self._model.forward(inputs.ids, batch))
-        ids, non_finite = kernels.finish_step(
-            logits, rows, inputs.lens, state.next_ids, state.seq_lens, state.padding_row
-        )
-        return StepOutputs(logits, ids, non_finite)
+        logits = self._model.lm_head(self._model.forward(ids, batch))
+        chosen, non_finite = kernels.finish_step(logits, rows, lens, state.next_ids, state.seq_lens, state.padding_row)
+        return StepOutputs(logits, chosen, non_finite)
 
 
-def _rope_positions(state: DeviceState, rows: Tensor, inputs: StepInputs) -> Tensor | None:
+def _rope_positions(state: DeviceState, rows: Tensor, positions: Tensor) -> Tensor | None:
     """Behind images, tokens turn by other numbers than their places."""
     deltas = None if state.images is None else state.images.deltas
-    return None if deltas is None else inputs.positions + deltas[rows]
+    return None if deltas is None else positions + deltas[rows]
 
 
 def _is_same(rows: Ints, last: Ints | None) -> bool:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from dovetail.contracts.errors import ConfigError, PluginError, described
 from dovetail.messages import SamplerParams
-from dovetail.messages.step import AT_DEVICE, NONE, POOL, SAMPLE, Admit, Ints, StepInput, no_ints
+from dovetail.messages.step import AT_DEVICE, NONE, POOL, SAMPLE, Admit, Ints, StepInput
 from dovetail.plugins.loader import describe
 from dovetail.runtime.start.allocate import Allocated
 from dovetail.runtime.start.check import Checked
@@ -148,7 +147,7 @@ class Probe:
         """Compute a step of the row."""
         facts = {"rows": self._row, "start": start, "num_new": num_new, "task": task}
         changes |= {name: _ints([value]) for name, value in facts.items()}
-        self._stepper.read(self._stepper.launch(replace(NOTHING, waits=np.zeros(1, dtype=np.bool_), **changes)))
+        self._stepper.read(self._stepper.launch(StepInput(step=0, waits=np.zeros(1, dtype=np.bool_), **changes)))
 
     def _ids(self) -> Ints:
         return ((7 * np.arange(self._length) + 3) % self._config.vocab_size).astype(np.int32)
@@ -178,26 +177,8 @@ class Probe:
     def _clear(self) -> None:
         """Leave nothing of the request behind."""
         pages = _ints([[group, page] for group, _, _, page in self._tables().T]).reshape(-1, 2).T
-        self._stepper.take(replace(NOTHING, zeroed=pages, cleared=_ints([self._row])))
+        self._stepper.take(StepInput(step=0, zeroed=pages, cleared=_ints([self._row])))
 
 
 def _ints(values: Any) -> Ints:
     return np.array(values, dtype=np.int32)
-
-
-NOTHING = StepInput(
-    step=0,
-    decode_graph=None,
-    prefill_graph=None,
-    zeroed=np.empty((2, 0), dtype=np.int32),
-    cleared=no_ints(),
-    admit=(),
-    tables=no_ints(),
-    rows=no_ints(),
-    start=no_ints(),
-    num_new=no_ints(),
-    task=no_ints(),
-    waits=np.zeros(0, dtype=np.bool_),
-    ids=no_ints(),
-)
-"""A step that computes nothing."""
