@@ -16,7 +16,7 @@ from logprobs_of import Reference, assert_same, check_sane, differences, entries
 
 from dovetail import LLM, SamplingParams, messages
 from dovetail.contracts.seeds import row_key
-from dovetail.sdk.random import exponentials
+from dovetail.sdk.draws import exponentials
 from dovetail_testing.engine import collect, generate, make_client, tokens
 from dovetail_testing.models import make_model
 

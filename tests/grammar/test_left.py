@@ -7,7 +7,7 @@ import weakref
 from functools import partial
 
 from dovetail.grammar.compile.jobs import Workers
-from dovetail.sdk.schemas.lru import MAX_CHARS, LRUMemo
+from dovetail.sdk.schemas.schema import MAX_CHARS, LRUMemo
 
 
 class Held:

@@ -7,7 +7,7 @@ import math
 import torch
 
 from dovetail.contracts.seeds import derive_seed, row_key, signed64
-from dovetail.sdk.random import exponentials, row_keys
+from dovetail.sdk.draws import exponentials, row_keys
 
 
 def keys(*pairs: tuple[int, int]) -> torch.Tensor:

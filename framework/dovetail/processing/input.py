@@ -61,32 +61,22 @@ class PreparedRequest:
     constraints: Constraints = NONE
     reading: Mapping[str, Any] = field(default_factory=dict)
 
-    def submit(
-        self,
-        rid: str,
-        ids: list[int],
-        choice: int,
-        *,
-        priority: int = 0,
-        cache_salt: str = "",
-        owner: str = "",
-        weight: float = 1.0,
-        timeout_s: float | None = None,
-        media: tuple[MediaSpan, ...] = (),
-    ) -> Submit:
-        """Build the engine's request of one choice, with a seed of its own. All choices share the prompt's list."""
+    def submit(self, rid: str, ids: list[int], choice: int, **service: Any) -> Submit:
+        """Build the engine's request of one choice, with a seed of its own. All choices share the prompt's list.
+
+        Args:
+            rid: As of `Submit`.
+            ids: The prompt.
+            choice: Its number.
+            service: What else `Submit` has: whose request it is, how urgent, and its images.
+        """
         return Submit(
             rid=rid,
             prompt_ids=ids,
             params=replace(self.params, seed=seed_of_choice(self.params.seed, choice)),
-            priority=priority,
-            cache_salt=cache_salt,
-            owner=owner,
-            weight=weight,
-            timeout_s=timeout_s,
             grammar=self.constraints.options,
             thinking=self.constraints.thinking,
-            media=media,
+            **service,
         )
 
     def output(self, processor: Processor, *, track_offsets: bool = False) -> OutputStream:

@@ -137,14 +137,10 @@ class ChatTemplate:
         Raises:
             ConfigError: It is neither, or the file cannot be read, or its template, or the model's, has a syntax error.
         """
-        if choice is None:
-            return cls(own, special_tokens=special_tokens, limits=PROBE, response_template=response_template)
+        chosen = own if choice is None else {"default": read_template(choice)}
+        origin = "the model" if choice is None else f"--chat-template {os.fspath(choice)}"
         return cls(
-            {"default": read_template(choice)},
-            special_tokens=special_tokens,
-            origin=f"--chat-template {os.fspath(choice)}",
-            limits=PROBE,
-            response_template=response_template,
+            chosen, special_tokens=special_tokens, origin=origin, limits=PROBE, response_template=response_template
         )
 
     def render(

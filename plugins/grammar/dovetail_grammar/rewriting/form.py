@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.sdk.schemas.lru import LRUMemo
 from dovetail.sdk.schemas.origins import SchemaOrigin, origin_of
-from dovetail.sdk.schemas.schema import every, parse
+from dovetail.sdk.schemas.schema import LRUMemo, every, parse
 from dovetail_grammar.rewriting.rewrite import KEYWORDS, Rewriter
 
 MAX_GROWTH, MAX_ADDED = 4, 65536
