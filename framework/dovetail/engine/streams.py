@@ -11,6 +11,7 @@ import itertools
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -62,12 +63,14 @@ def merge(first: TokenDelta, then: TokenDelta) -> None:
     first.finish = then.finish
 
 
+@dataclass(slots=True, eq=False)
 class RequestEntry:
     """One request. What waits for its reader is merged into one delta. One reader, on the event loop.
 
     Attributes:
-        number: In order of submission.
         submit: As it was last sent, or is to be sent; its handle is the address of what comes.
+        every: As in `EngineClient.submit`.
+        number: In order of submission.
         output: All ids that came.
         is_sent: The engine has it.
         is_admitted: The engine said that it takes part in steps.
@@ -79,44 +82,28 @@ class RequestEntry:
         is_poison_candidate: It may have caused them.
     """
 
-    __slots__ = (
-        "_error",
-        "_every",
-        "_facts",
-        "_has_begun",
-        "_is_due",
-        "_reader",
-        "_waiting",
-        "_weight",
-        "has_ended",
-        "is_aborted",
-        "is_admitted",
-        "is_poison_candidate",
-        "is_sent",
-        "num_crashes",
-        "num_trials",
-        "number",
-        "output",
-        "place",
-        "submit",
-    )
+    submit: Submit
+    every: int
+    number: int = field(init=False)
+    output: list[int] = field(init=False)
+    is_sent: bool = False
+    is_admitted: bool = False
+    is_aborted: bool = False
+    has_ended: bool = False
+    place: int = -1
+    num_crashes: int = 0
+    num_trials: int = 0
+    is_poison_candidate: bool = False
+    _facts: TokenDelta | None = None
+    _has_begun: bool = False
+    _is_due: bool = False
+    _waiting: TokenDelta | None = None
+    _weight: int = 0
+    _error: EngineDeadError | None = None
+    _reader: asyncio.Future[None] | None = None
 
-    def __init__(self, submit: Submit, every: int) -> None:
-        """Prepare; `every` as in `EngineClient.submit`."""
-        self.number = submit.handle
-        self.submit = submit
-        self.output: list[int] = submit.output_ids[:]
-        self.is_sent = self.is_admitted = self.is_aborted = self.has_ended = False
-        self.place, self.num_crashes, self.num_trials = -1, 0, 0
-        self.is_poison_candidate = False
-        self._facts: TokenDelta | None = None
-        self._every = every
-        self._has_begun = False
-        self._is_due = False
-        self._waiting: TokenDelta | None = None
-        self._weight = 0
-        self._error: EngineDeadError | None = None
-        self._reader: asyncio.Future[None] | None = None
+    def __post_init__(self) -> None:
+        self.number, self.output = self.submit.handle, self.submit.output_ids[:]
 
     def put(self, delta: TokenDelta) -> bool:
         """Add a delta, and wake the reader if enough waits for it. False: too much waits."""
@@ -130,7 +117,7 @@ class RequestEntry:
         self._weight += len(delta.ids)
         if delta.logprobs is not None:
             self._weight += sum([1 + len(row.top) + len(row.named) for row in delta.logprobs])
-        if not self._has_begun or len(waiting.ids) >= self._every or delta.finish is not None:
+        if not self._has_begun or len(waiting.ids) >= self.every or delta.finish is not None:
             self.has_ended = delta.finish is not None
             self._has_begun = True
             self._wake()

@@ -6,7 +6,7 @@ convolution over P = 2 G D + N W channels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,9 +18,10 @@ from dovetail.contracts.config import LayerSpec, ModelConfig
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext, Norm, Part, Stream
 from dovetail.contracts.model import WeightRule
+from dovetail.sdk.layers.base import Layer
 from dovetail.sdk.layers.mixer import Mixer, States
-from dovetail.sdk.layers.norm import GatedRMSNorm
 from dovetail.sdk.layers.ops.conv import PIECE
+from dovetail.sdk.layers.ops.delta import GateAct
 from dovetail.sdk.layers.pieces import Pieces
 from dovetail_models.folding import ConvTaps, HeadNumbers
 from dovetail_models.llama import LAYER
@@ -193,3 +194,17 @@ class GatedDeltaNet(Mixer):
         read = self._prefill(x, b, a, self.a_log.weight, self.dt_bias.weight, *plan, states["state"], copies["state"])
         found: Tensor = self.norm(read, z.reshape(read.shape))
         return found
+
+
+class GatedRMSNorm(Layer):
+    """RMS norm of each head, times `act` of a gate; one weight `[W]` for all heads (Gated DeltaNet)."""
+
+    def __init__(self, num_heads: int, size: int, eps: float, ctx: BuildContext, *, act: GateAct = "silu") -> None:
+        super().__init__()
+        self.weight = self.empty(size, device=ctx.device, dtype=ctx.dtype)
+        self.eps = eps
+        self._norm: Callable[..., Tensor] = ctx.operation("gated_rms_norm", N=num_heads, W=size, act=act)
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Map heads and their gates `[T, N, W]` to `[T, N W]`."""
+        return self._norm(x, gate, self.weight, self.eps)

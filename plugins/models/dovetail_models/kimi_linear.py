@@ -24,13 +24,13 @@ from dovetail.contracts.model import WeightRule
 from dovetail.sdk.config import either, with_missing, without_rope
 from dovetail.sdk.layers.base import Slot
 from dovetail.sdk.layers.mixer import Mixer, States
-from dovetail.sdk.layers.norm import GatedRMSNorm
 from dovetail.sdk.layers.ops.conv import PIECE
 from dovetail.sdk.layers.pieces import Pieces
 from dovetail_models.absent import with_absent
 from dovetail_models.deepseek import RULES, LatentDecoder, add_experts, check_choice, latent_config
 from dovetail_models.experts import ExpertModel, needed
 from dovetail_models.folding import ConvTaps, FoldingDecoder, HeadNumbers
+from dovetail_models.gated_delta import GatedRMSNorm
 from dovetail_models.glm4_moe import sigmoid_routing
 from dovetail_models.llama import LAYER
 

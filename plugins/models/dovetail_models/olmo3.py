@@ -16,11 +16,10 @@ from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import WeightRule
 from dovetail.sdk.config import alternating, dense_config, with_missing
 from dovetail.sdk.layers.decoder import PostNormLayer
-from dovetail.sdk.layers.transformer import WholeNormAttention
 from dovetail.sdk.rope_config import with_window_ropes
 from dovetail_models.absent import with_absent
 from dovetail_models.llama import LAYER, DenseDecoder, Llama
-from dovetail_models.olmoe import WHOLE_NORM
+from dovetail_models.olmoe import WHOLE_NORM, WholeNormAttention
 
 POST_NORMS = (
     WeightRule(LAYER + "post_attention_layernorm", r"layers.\1.attention_norm"),

@@ -7,7 +7,7 @@ belongs: one that has no kernels for that calls `norm(x.total())` itself and ret
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -56,16 +56,28 @@ class DecoderLayer(nn.Module):
         return added
 
 
-class SandwichLayer(nn.Module):
-    """Decoder layer with a norm before and one behind attention and MLP each (Gemma 2, GLM-4)."""
+class _NormedLayer(nn.Module):
+    """What the layers below share: their norms, by name, around attention and MLP."""
+
+    norms: ClassVar[tuple[str, ...]] = ("attention_norm", "mlp_norm")
+    attention_norm: nn.Module
+    mlp_norm: nn.Module
 
     def __init__(
         self, config: ModelConfig, ctx: BuildContext, attention: nn.Module, mlp: nn.Module, *, norm: MakeNorm = RMSNorm
     ) -> None:
         super().__init__()
-        self.attention_norm, self.attention_out_norm = (norm(config.hidden_size, config.norm_eps, ctx) for _ in "io")
-        self.mlp_norm, self.mlp_out_norm = (norm(config.hidden_size, config.norm_eps, ctx) for _ in "io")
+        for name in self.norms:
+            setattr(self, name, norm(config.hidden_size, config.norm_eps, ctx))
         self.attention, self.mlp = attention, mlp
+
+
+class SandwichLayer(_NormedLayer):
+    """Decoder layer with a norm before and one behind attention and MLP each (Gemma 2, GLM-4)."""
+
+    norms = ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
+    attention_out_norm: nn.Module
+    mlp_out_norm: nn.Module
 
     def forward(self, stream: Stream, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Stream:
         """Return the residual stream with this layer's part added."""
@@ -74,15 +86,8 @@ class SandwichLayer(nn.Module):
         return stream.plus(self.mlp_out_norm(self.mlp(stream, norm=self.mlp_norm)))
 
 
-class PostNormLayer(nn.Module):
+class PostNormLayer(_NormedLayer):
     """Decoder layer that normalises only what attention and MLP make, before it is added (OLMo 2, EXAONE 4)."""
-
-    def __init__(
-        self, config: ModelConfig, ctx: BuildContext, attention: nn.Module, mlp: nn.Module, *, norm: MakeNorm = RMSNorm
-    ) -> None:
-        super().__init__()
-        self.attention_norm, self.mlp_norm = (norm(config.hidden_size, config.norm_eps, ctx) for _ in range(2))
-        self.attention, self.mlp = attention, mlp
 
     def forward(self, stream: Stream, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Stream:
         """Return the residual stream with this layer's part added."""
@@ -90,15 +95,10 @@ class PostNormLayer(nn.Module):
         return stream.plus(self.mlp_norm(self.mlp(stream)))
 
 
-class ParallelLayer(nn.Module):
+class ParallelLayer(_NormedLayer):
     """Decoder layer whose attention and MLP read the same norm of the stream (Cohere, GPT-J)."""
 
-    def __init__(
-        self, config: ModelConfig, ctx: BuildContext, attention: nn.Module, mlp: nn.Module, *, norm: MakeNorm = RMSNorm
-    ) -> None:
-        super().__init__()
-        self.attention_norm = norm(config.hidden_size, config.norm_eps, ctx)
-        self.attention, self.mlp = attention, mlp
+    norms = ("attention_norm",)
 
     def forward(self, stream: Stream, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Stream:
         """Return the residual stream with this layer's part added."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dovetail.contracts.layers import BuildContext, Part, RMSScale, Stream
+from dovetail.contracts.layers import BuildContext, RMSScale, Stream
 from dovetail.sdk.layers.base import Layer, Slot
-from dovetail.sdk.layers.matrix import Matrix
-from dovetail.sdk.layers.ops.delta import GateAct
 from dovetail.sdk.layers.ops.reference import LayerNormKernel, NormKernel, NormRotate
 
 
@@ -88,20 +85,6 @@ class ZeroCenteredRMSNorm(RMSNorm):
         return self._wide(x.total() if isinstance(x, Stream) else x, self.weight, self.eps)
 
 
-class GatedRMSNorm(Layer):
-    """RMS norm of each head, times `act` of a gate; one weight `[W]` for all heads (Gated DeltaNet)."""
-
-    def __init__(self, num_heads: int, size: int, eps: float, ctx: BuildContext, *, act: GateAct = "silu") -> None:
-        super().__init__()
-        self.weight = self.empty(size, device=ctx.device, dtype=ctx.dtype)
-        self.eps = eps
-        self._norm: Callable[..., Tensor] = ctx.operation("gated_rms_norm", N=num_heads, W=size, act=act)
-
-    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        """Map heads and their gates `[T, N, W]` to `[T, N W]`."""
-        return self._norm(x, gate, self.weight, self.eps)
-
-
 class LayerNorm(Layer):
     """Layer norm over `[T, size]`: mean and variance in float32, weight, and unless it has none, bias.
 
@@ -120,43 +103,6 @@ class LayerNorm(Layer):
     def forward(self, x: Tensor | Stream) -> Tensor:
         """Normalise `x`."""
         return self._norm(x.total() if isinstance(x, Stream) else x, self.weight, self.bias, self.eps)
-
-
-class ShardedRMSNorm(Matrix):
-    """RMS norm over all heads' numbers `[T, size]`, of which every rank has some.
-
-    Args:
-        size: Of the whole model.
-        eps: Added to the mean square.
-        ctx: Device, dtype, rank and path.
-        unit: Numbers that stay together: a head's.
-        repeat: Ranks that have the same head, where there are fewer heads than ranks.
-        order: Of a head's numbers: see `Part`.
-    """
-
-    weight: Tensor
-
-    def __init__(
-        self,
-        size: int,
-        eps: float,
-        ctx: BuildContext,
-        unit: int,
-        repeat: int = 1,
-        order: tuple[int, ...] | None = None,
-    ) -> None:
-        super().__init__(ctx, ctx.path, 1, (Part("", size, unit, repeat, order),), "out")
-        self.store("weight", ctx.dtype, granule=None)
-        self.eps, self._num = eps, size * repeat
-        self._norm: NormKernel = ctx.operation("rms_norm", H=self.local_out)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise this rank's share by the mean square of all."""
-        if self.parallel.size == 1:
-            return self._norm(x, self.weight, self.eps)
-        wide = x.float()
-        squares = self.parallel.sum(wide.square().sum(-1, keepdim=True))
-        return (wide * torch.rsqrt(squares / self._num + self.eps)).to(x.dtype) * self.weight
 
 
 class QKNorm(Layer):

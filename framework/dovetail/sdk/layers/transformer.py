@@ -14,7 +14,7 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import Act, BuildContext, Norm, Part, Stream
 from dovetail.sdk.layers.attention import Sinks, attend, attend_qkv
-from dovetail.sdk.layers.norm import QKNorm, ShardedRMSNorm
+from dovetail.sdk.layers.norm import QKNorm
 from dovetail.sdk.layers.ops.reference import Binary
 from dovetail.sdk.layers.rope import head_order
 
@@ -128,25 +128,6 @@ class LateAttention(SelfAttention):
     def late(self, turned: Tensor, batch: ForwardBatch) -> Tensor:
         """Return rotated queries and keys `[T, Hq + Hk, D]`, the queries first, as the layer attends with them."""
         return turned
-
-
-class WholeNormAttention(SelfAttention):
-    """Self-attention whose queries, and whose keys, are normalised across all heads before rotation (OLMo 2)."""
-
-    def __init__(self, config: ModelConfig, index: int, ctx: BuildContext, **bias: bool) -> None:
-        super().__init__(config, index, ctx, **bias)
-        spec, ranks, order = config.layer(index), ctx.parallel.size, head_order(config.rope_of(index), self.d)
-        copies, size, eps = max(1, ranks // spec.num_kv_heads), spec.num_kv_heads * self.d, config.norm_eps
-        self.q_norm = ShardedRMSNorm(spec.num_qo_heads * self.d, eps, ctx.at("q_norm"), self.d, order=order)
-        self.k_norm = ShardedRMSNorm(size, eps, ctx.at("k_norm"), self.d, copies, order)
-
-    def attend(self, qkv: Tensor, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Tensor:
-        """See `SelfAttention.attend`."""
-        hq, hk, d = self.hq, self.hk, self.d
-        q, k, v = torch.split(qkv, [hq * d, hk * d, hk * d], dim=-1)
-        qk = torch.cat((self.q_norm(q.contiguous()), self.k_norm(k.contiguous())), dim=-1)
-        qk = self._norm_rotate(qk.view(-1, hq + hk, d), None, 0.0, *rope)
-        return attend(self.layer, qk[:, :hq], qk[:, hq:], v.contiguous().view(-1, hk, d), batch).view(-1, hq * d)
 
 
 class GatedMLP(nn.Module):
