@@ -27,8 +27,7 @@ from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.monkeypatches import detect_monkeypatches, watching
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan
-from dovetail.plugins.process_state import ProcessState
-from dovetail.plugins.registrations import registrations
+from dovetail.plugins.process_state import ProcessState, registrations
 
 HEAVY = ("torch", "transformers", "pydantic", "fastapi", "numpy", "tokenizers", "dovetail_server")
 """Nothing of these may be imported by listing what is installed."""

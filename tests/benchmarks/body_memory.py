@@ -16,13 +16,13 @@ import os
 import sys
 
 from dovetail.demo import MODEL_DIR
-from dovetail.grammar.compile.memory import most_own_bytes, return_large_blocks
 from dovetail.processing.embeddings import TextRules
 from dovetail.processing.processor import Processor, ProcessorSetup, ProcessorStart
 from dovetail.processing.reranker import Reranker
 from dovetail.processing.sampling import SamplingLimits
 from dovetail.processing.tasks import Tasks
 from dovetail_server.apis.responses.references import ReferencedItems
+from dovetail_server.reading.allocator import most_own_bytes, return_large_blocks
 from dovetail_server.reading.wire import BodyJob
 from dovetail_server.reading.work import do
 from dovetail_server.serving.served import Served

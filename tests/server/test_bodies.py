@@ -25,9 +25,10 @@ from server_tiny import TEMPLATE, write_model
 
 from dovetail.base.forks import ForkServer, ForkStartError, GoneError, receive
 from dovetail.contracts.errors import RequestError
-from dovetail.grammar.compile.memory import resident_bytes, return_large_blocks
+from dovetail.grammar.compile.memory import resident_bytes
 from dovetail_server.http.auth import NO_CALLER
 from dovetail_server.reading import context, tasks
+from dovetail_server.reading.allocator import return_large_blocks
 from dovetail_server.reading.child import NICE
 from dovetail_server.reading.pool import WorkerExchange
 from dovetail_server.reading.wire import LARGE, BodyJob, BodyResult

@@ -25,9 +25,8 @@ from dovetail.plugins.monkeypatches import CORE, detect_monkeypatches, watching
 from dovetail.plugins.moved import where_now
 from dovetail.plugins.options import OptionError, make_options
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan
-from dovetail.plugins.process_state import BEGINNING, ProcessState
+from dovetail.plugins.process_state import BEGINNING, ProcessState, registrations
 from dovetail.plugins.records import PluginState
-from dovetail.plugins.registrations import registrations
 from dovetail.plugins.scan import installed_version
 from dovetail.plugins.signals import Signalled, catching_signals
 from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, Interrupted, time_limit

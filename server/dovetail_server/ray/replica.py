@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from dovetail.base import log
 from dovetail.base.supervisor import Supervisor
 from dovetail.contracts.errors import ConfigError, EngineError
-from dovetail.grammar.compile.memory import return_large_blocks
 from dovetail.processing.prepare import prepare
 from dovetail_server.apis.loaded import apis_of
 from dovetail_server.ray.call import ProxiedRequest, ResponseHead
 from dovetail_server.ray.scaling import QUEUED, ROOM
+from dovetail_server.reading.allocator import return_large_blocks
 from dovetail_server.serving.hooks import ApiHooks
 from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.start import preflight

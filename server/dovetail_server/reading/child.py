@@ -24,14 +24,7 @@ from dovetail.base import log
 from dovetail.base.forks import GoneError, PreloadedModules, control_of, receive, receive_bytes, send, serve_forks
 from dovetail.base.process_limits import lower
 from dovetail.contracts.errors import DovetailError
-from dovetail.grammar.compile.memory import (
-    address_space,
-    count_most_anew,
-    keep_blocks,
-    most_own_bytes,
-    resident_bytes,
-    return_large_blocks,
-)
+from dovetail.grammar.compile.memory import address_space, resident_bytes
 from dovetail.processing.processor import Processor
 from dovetail.sdk.pixels import MANY_THREADS, THREADS
 from dovetail_server.apis.loaded import apis_of
@@ -42,6 +35,7 @@ from dovetail_server.errors.catalogue import PLUGIN_FAILED
 from dovetail_server.media.decode import NO_PILLOW
 from dovetail_server.media.rules import MediaAnswer, MediaMessage
 from dovetail_server.reading import wire
+from dovetail_server.reading.allocator import count_most_anew, keep_blocks, most_own_bytes, return_large_blocks
 from dovetail_server.reading.tasks import add_routes
 from dovetail_server.reading.threads import set_threads
 from dovetail_server.reading.work import do, part_of

@@ -18,9 +18,9 @@ from dovetail.base.supervisor import LAST_RESORT_S, Supervisor
 from dovetail.contracts.errors import EngineError
 from dovetail.engine.client import EngineClient
 from dovetail.engine.streams import CLOSED
-from dovetail.grammar.compile.memory import return_large_blocks
 from dovetail.messages import EngineInfo
 from dovetail.processing.plugin_settings import ENV_PREFIX, is_secret
+from dovetail_server.reading.allocator import return_large_blocks
 from dovetail_server.reading.threads import num_threads, set_threads
 from dovetail_server.serving.hooks import ApiHooks
 from dovetail_server.settings.serve import ServeSettings

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from tqdm import tqdm
+
+from dovetail.messages.step import DecodeGraph, PrefillGraph
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +29,51 @@ class CaptureTask(Protocol):
 
     def run_next(self) -> None:
         """Prepare the next piece: a fraction of a second, or a few seconds where kernels have to be compiled."""
+
+
+Key = TypeVar("Key", DecodeGraph, PrefillGraph)
+Captured = TypeVar("Captured")
+
+
+class GraphSet(ABC, Generic[Key, Captured]):
+    """Graphs of one kind, as a task: the first that is missing is captured next.
+
+    Attributes:
+        keys: Those that may be captured, in the order in which `run_next` does.
+    """
+
+    kind: ClassVar[str]
+    """What messages call them."""
+    keys: list[Key]
+    _captured: dict[Key, Captured]
+
+    @property
+    def num_left(self) -> int:
+        """Graphs that are not captured yet."""
+        return len(self.keys) - len(self._captured)
+
+    @property
+    def captured(self) -> list[Key]:
+        """Those that are there."""
+        return list(self._captured)
+
+    def run_next(self) -> None:
+        """Capture one that is missing, while the engine has nothing else to do."""
+        missing = [key for key in self.keys if key not in self._captured]
+        if missing:
+            self._capture(missing[0])
+
+    def capture(self, key: Key) -> None:
+        """Capture one under load; where there is no memory for it, it is not tried again."""
+        try:
+            self._capture(key)
+        except torch.OutOfMemoryError as error:
+            self.keys.remove(key)
+            logger.warning("No memory for a %s graph of %s (%s)", self.kind, key, str(error).splitlines()[0])
+
+    @abstractmethod
+    def _capture(self, key: Key) -> object:
+        """Capture one."""
 
 
 class CaptureQueue:

@@ -9,7 +9,6 @@ Where the backend reads common prefixes once, some buckets have a second graph t
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ from dovetail.messages.step import DecodeGraph, Ints
 from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.graph_pool import Borrowed, GraphPool, PooledGraph, StepOutputs
 from dovetail.runtime.device.upload import pinned
+from dovetail.runtime.graphs.capture_queue import GraphSet
 from dovetail.runtime.sampling.draw_graphs import (
     AdjustedDraw,
     AdjustedOutputs,
@@ -34,9 +34,6 @@ from dovetail.runtime.sampling.draw_graphs import (
 )
 from dovetail.runtime.step_kernels import PLAIN_STEP, StepKernels
 from dovetail.sdk.rows import NOTHING
-
-logger = logging.getLogger(__name__)
-
 
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 """Batch sizes that are captured; larger batches run eagerly."""
@@ -74,12 +71,14 @@ class Decoded(NamedTuple):
     borrowed: Borrowed[StepOutputs]
 
 
-class DecodeGraphs:
+class DecodeGraphs(GraphSet[DecodeGraph, Captured]):
     """Captures decode steps by bucket and replays them.
 
     Attributes:
         keys: Those that may be captured, in the order in which `run_next` does.
     """
+
+    kind = "decode"
 
     def __init__(
         self,
@@ -119,16 +118,6 @@ class DecodeGraphs:
             else:
                 self.capture(DecodeGraph(bucket))  # a server that has no memory for it serves all the same
 
-    @property
-    def num_left(self) -> int:
-        """Graphs that are not captured yet."""
-        return len(self.keys) - len(self._captured)
-
-    @property
-    def captured(self) -> list[DecodeGraph]:
-        """Those that are there."""
-        return list(self._captured)
-
     def rehearse(self) -> None:
         """See `CaptureTask.rehearse`."""
         for key in self.keys:
@@ -137,20 +126,6 @@ class DecodeGraphs:
             draw_plainly(left.logits, left.ids, rows, self._state, self._kernels)
             lines = torch.full_like(starts[:-1], NOTHING)
             draw_adjusted(left.logits, rows, lines, self._state, self._tables, self._kernels)
-
-    def run_next(self) -> None:
-        """Capture the smallest bucket that is missing, while the engine has nothing else to do; sharing ones last."""
-        missing = [key for key in self.keys if key not in self._captured]
-        if missing:
-            self._capture(missing[0])
-
-    def capture(self, key: DecodeGraph) -> None:
-        """Capture one under load; where there is no memory for it, it is not tried again."""
-        try:
-            self._capture(key)
-        except torch.OutOfMemoryError as error:
-            self.keys.remove(key)
-            logger.warning("No memory for a decode graph of %d rows (%s)", key.rows, str(error).splitlines()[0])
 
     def run(self, rows: Ints, key: DecodeGraph) -> Decoded:
         """Decode one token for each device row; results stand in the first `len(rows)` entries of the outputs.

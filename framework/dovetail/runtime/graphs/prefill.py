@@ -7,7 +7,6 @@ no live token attends to them. Padding chunks are empty and belong to the spare 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,11 +23,10 @@ from dovetail.runtime.device.device_state import DeviceState
 from dovetail.runtime.device.graph_pool import GraphPool, PooledGraph, StepOutputs
 from dovetail.runtime.device.upload import pinned
 from dovetail.runtime.graphs.batch import NO_TOKENS, StepTokens
+from dovetail.runtime.graphs.capture_queue import GraphSet
 from dovetail.runtime.graphs.verify import VerifyGraphs
 from dovetail.runtime.memory.prefill_sizes import FIRST
 from dovetail.runtime.step_kernels import PLAIN_STEP, StepKernels
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -74,13 +72,15 @@ def pack(
     return packed
 
 
-class PrefillGraphs:
+class PrefillGraphs(GraphSet[PrefillGraph, CapturedPrefill]):
     """Captures the prefill chunks of a step by size and replays them.
 
     Attributes:
         keys: Those that may be captured, in the order in which `run_next` does.
         verify: What verifies drafts behind the smaller ones; None where nobody drafts.
     """
+
+    kind = "prefill"
 
     def __init__(
         self,
@@ -113,36 +113,12 @@ class PrefillGraphs:
         for size in tqdm([s for s in self.keys if s in FIRST], desc="Capturing prefill graphs", unit="graph"):
             self._capture(size)
 
-    @property
-    def num_left(self) -> int:
-        """Graphs that are not captured yet."""
-        return len(self.keys) - len(self._captured)
-
-    @property
-    def captured(self) -> list[PrefillGraph]:
-        """Those that are there."""
-        return list(self._captured)
-
     def rehearse(self) -> None:
         """See `CaptureTask.rehearse`."""
         for size in self.keys:
             self._step(self._inputs(size), size)
             if (verify := self._verify(size)) is not None:
                 verify.rehearse(size.tokens)
-
-    def run_next(self) -> None:
-        """Capture a size that is missing, while the engine has nothing else to do."""
-        missing = [size for size in self.keys if size not in self._captured]
-        if missing:
-            self._capture(missing[0])
-
-    def capture(self, key: PrefillGraph) -> None:
-        """Capture one under load; where there is no memory for it, it is not tried again."""
-        try:
-            self._capture(key)
-        except torch.OutOfMemoryError as error:
-            self.keys.remove(key)
-            logger.warning("No memory for a prefill graph of %s (%s)", key, str(error).splitlines()[0])
 
     def run(self, tokens: StepTokens, rows: Ints, key: PrefillGraph) -> tuple[Tensor, StepOutputs]:
         """Compute chunks; the logits and ids of one that does not end its request's known tokens mean nothing.
