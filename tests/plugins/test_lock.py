@@ -12,10 +12,11 @@ import pytest
 from dovetail.contracts.errors import PluginError
 from dovetail.demo import MODEL_DIR
 from dovetail.plugins import Registry
-from dovetail.plugins.lock import changed_files, check_files, make_lock, read_lock
+from dovetail.plugins.lock import changed_files, check_files, read_lock
 from dovetail.processing.plan import plan_plugins
 from dovetail_server.cli import plugin, serve
 from dovetail_server.cli.options import load_settings, parse_flags
+from dovetail_server.cli.plugin.lock import make_lock
 from dovetail_testing.folder import unread_model
 from dovetail_testing.site import FakeSite
 

@@ -14,11 +14,9 @@ import json
 from collections.abc import Callable, Iterable
 from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
-from typing import Any
 
 from dovetail.contracts.errors import PluginError
 from dovetail.plugins.kinds import normalise_distribution
-from dovetail.plugins.registry import Registry
 
 LOCK_VERSION = 1
 DEFAULT_FILE = "dovetail-plugins.lock"
@@ -28,21 +26,6 @@ def record_hash(distribution: str) -> str:
     """Return `sha256:…` of a distribution's RECORD, or "" where there is none."""
     text = _record(distribution)
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}" if text else ""
-
-
-def make_lock(registry: Registry) -> dict[str, Any]:
-    """Return the lock of every usable distribution that registers plugins, as plain JSON values."""
-    usable = {(r.distribution, r.version) for r in registry.records if r.usable and not r.file}
-    plugins = [
-        {
-            "name": name,
-            "version": version,
-            "record": record_hash(name),
-            "plugins": sorted(f"{r.kind}:{r.name}" for r in registry.records if r.usable and r.distribution == name),
-        }
-        for name, version in sorted(usable, key=lambda item: normalise_distribution(item[0]))
-    ]
-    return {"lock": LOCK_VERSION, "distributions": plugins}
 
 
 def read_lock(path: Path) -> Callable[[str, str], str | None]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.hub import with_folders
 from dovetail.runtime.checkpoint.weight_files import is_bare, weight_files
 from dovetail.runtime.device.devices import check_device, likely_device
-from dovetail.runtime.kernels.records import kept, records
+from dovetail.runtime.kernels.records import PREFIX, records, shown
 from dovetail.runtime.memory.estimates import group_token_bytes, tower_bytes
 from dovetail.runtime.memory.plan import context_len, image_patches
 from dovetail.sdk.checkpoint import dense_numel
@@ -253,6 +254,17 @@ def figures_of(plan: PluginPlan, dtype: str, kernels: Mapping[str, str]) -> dict
         return {}
     sets = [planned.name for planned in plan.of_kind("kernels")]
     return dict(kept(records(likely_device(plan).compiler()), sets, dtype))
+
+
+def kept(folder: Path, sets: Iterable[str], dtype: str) -> Iterator[tuple[str, str]]:
+    """Yield each operation that was measured here among some of these sets, with its widths, and the figures."""
+    for file in sorted(folder.glob(f"{PREFIX}*.json")):
+        try:
+            found = json.loads(file.read_text())
+            if set(found["sets"]) <= set(sets) and found["dtype"] == dtype:
+                yield f"{found['operation']} on {found['device']}", shown(found["rows"], found["times"])
+        except (OSError, ValueError, KeyError, TypeError, IndexError):
+            continue  # a start that reads it measures again
 
 
 def named_first(names: Any) -> str | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dovetail.contracts.compiler import AheadCompiler
@@ -27,14 +26,3 @@ def shown(rows: Sequence[int], times: Mapping[str, Sequence[float]]) -> str:
         for at, num in enumerate(rows)
     )
     return f"us: {'; '.join(each)}"
-
-
-def kept(folder: Path, sets: Iterable[str], dtype: str) -> Iterator[tuple[str, str]]:
-    """Yield each operation that was measured here among some of these sets, with its widths, and the figures."""
-    for file in sorted(folder.glob(f"{PREFIX}*.json")):
-        try:
-            found = json.loads(file.read_text())
-            if set(found["sets"]) <= set(sets) and found["dtype"] == dtype:
-                yield f"{found['operation']} on {found['device']}", shown(found["rows"], found["times"])
-        except (OSError, ValueError, KeyError, TypeError, IndexError):
-            continue  # a start that reads it measures again

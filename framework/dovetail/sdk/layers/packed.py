@@ -6,7 +6,7 @@ N outputs, K inputs, E experts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -157,10 +157,11 @@ class PackedExperts(GatedExperts):
         self._kernel = self.gate_up.kernel = self.down.kernel = kernel
 
 
+@dataclass(frozen=True, slots=True)
 class PackedFactory:
     """Makes packed matrices where the checkpoint, or what it is converted to, has the tensors of a form.
 
-    Args:
+    Attributes:
         stored: What there is for each matrix.
         plain: Makes the others.
         dummy: The form of all matrices where there is no checkpoint; None: they are plain.
@@ -169,17 +170,12 @@ class PackedFactory:
         head: The form of the output head, see `dovetail.contracts.layers.LayerFactory`.
     """
 
-    def __init__(
-        self,
-        stored: Stored,
-        plain: LayerFactory,
-        dummy: Form | None = None,
-        dummy_experts: Form | None = None,
-        activations: torch.dtype | None = None,
-        head: Form | None = None,
-    ) -> None:
-        self.stored, self.plain, self.dummy, self.dummy_experts = stored, plain, dummy, dummy_experts
-        self.activations, self.head = activations, head
+    stored: Stored
+    plain: LayerFactory
+    dummy: Form | None = None
+    dummy_experts: Form | None = None
+    activations: torch.dtype | None = None
+    head: Form | None = None
 
     def form(self, path: str, in_features: int, dummy: Form | None) -> Form | None:
         """Return a matrix's form, None for a plain one; `dummy` where there is no checkpoint.

@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from dovetail.contracts.errors import PluginError
-from dovetail.plugins.lock import DEFAULT_FILE, make_lock
+from dovetail.plugins.kinds import normalise_distribution
+from dovetail.plugins.lock import DEFAULT_FILE, LOCK_VERSION, record_hash
+from dovetail.plugins.registry import Registry
 from dovetail_server.cli.plugin import scan_as_configured
 
 
@@ -26,3 +29,18 @@ def run(args: argparse.Namespace) -> int:
     names = ", ".join(f"{entry['name']} {entry['version']}" for entry in lock["distributions"])
     print(f"{path}: {names}")
     return 0
+
+
+def make_lock(registry: Registry) -> dict[str, Any]:
+    """Return the lock of every usable distribution that registers plugins, as plain JSON values."""
+    usable = {(r.distribution, r.version) for r in registry.records if r.usable and not r.file}
+    plugins = [
+        {
+            "name": name,
+            "version": version,
+            "record": record_hash(name),
+            "plugins": sorted(f"{r.kind}:{r.name}" for r in registry.records if r.usable and r.distribution == name),
+        }
+        for name, version in sorted(usable, key=lambda item: normalise_distribution(item[0]))
+    ]
+    return {"lock": LOCK_VERSION, "distributions": plugins}
