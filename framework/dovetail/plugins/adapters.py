@@ -22,13 +22,3 @@ def adapt(kind: str, api: int, loaded: Any) -> Any:
         module, _, function = ADAPTERS[kind, step].partition(":")
         loaded = getattr(import_module(module), function)(loaded)
     return loaded
-
-
-def missing_adapters() -> list[tuple[str, int]]:
-    """Return the steps that the supported versions need and nobody adapts: empty, or Dovetail is broken."""
-    return [
-        (kind.name, step)
-        for kind in KINDS.values()
-        for step in range(kind.oldest_api, kind.api)
-        if (kind.name, step) not in ADAPTERS
-    ]

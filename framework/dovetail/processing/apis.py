@@ -35,11 +35,6 @@ def routes_of(api: Api) -> list[Route | View]:
     return list(given)
 
 
-def is_below(path: str, owned: str) -> bool:
-    """Whether a path is an owned one, or below it."""
-    return path == owned or path.startswith(f"{owned}/")
-
-
 def _of_routes(routes: Iterable[Any]) -> Iterator[str]:
     seen: set[str] = set()
     schemas: dict[str, type] = {}

@@ -11,7 +11,7 @@ from dovetail.contracts.api import Api, Route
 from dovetail.contracts.errors import PluginError
 from dovetail.plugins import PluginPlan, load, make_plan
 from dovetail.plugins.loader import LoadedPlugins, describe, naming_plugin
-from dovetail.processing.apis import is_below, routes_of
+from dovetail.processing.apis import routes_of
 from dovetail_server.apis.guarded import Guarded
 from dovetail_server.apis.routes import BUILT_IN
 
@@ -94,3 +94,8 @@ def named_apis(settings: PluginSettings) -> list[Api]:
 
     registry, _ = scan(settings)
     return apis_of(make_plan(registry, api=settings.apis))
+
+
+def is_below(path: str, owned: str) -> bool:
+    """Whether a path is an owned one, or below it."""
+    return path == owned or path.startswith(f"{owned}/")

@@ -17,8 +17,8 @@ from starlette.responses import Response
 from dovetail.contracts.api import Api, Route, ServerFacts, View
 from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.contracts.requests import JsonObject
-from dovetail.processing.apis import is_below
 from dovetail_server.apis.dropped import HEADER, header_of
+from dovetail_server.apis.loaded import is_below
 from dovetail_server.apis.routes import BUILT_IN
 from dovetail_server.apis.watch import TICK_S, WATCH
 from dovetail_server.errors.body import ErrorBody

@@ -19,8 +19,8 @@ from starlette.types import ASGIApp
 import dovetail
 from dovetail.contracts.api import Api, View
 from dovetail.contracts.errors import EngineError, PluginError, RequestError
-from dovetail.processing.apis import is_below
 from dovetail_server.apis.guarded import Guarded
+from dovetail_server.apis.loaded import is_below
 from dovetail_server.compat.endpoints import why_not
 from dovetail_server.errors import catalogue as errors
 from dovetail_server.errors.body import ErrorDetail

@@ -117,14 +117,14 @@ def hybrid(prefill: Backend, decode: Backend, names: tuple[str, str] | None = No
 
 def common_caps(prefill: AttentionCaps, decode: AttentionCaps) -> AttentionCaps:
     """Return what two backends can do together: of most facts, what is true of both, or in both sets."""
-    apart: dict[str, Any] = {
+    others: dict[str, Any] = {
         "head_dims": _both(prefill.head_dims, decode.head_dims),
         "page_sizes": _both(prefill.page_sizes, decode.page_sizes),
         "graph": _graph(prefill, decode),
         "needs_cpu_lens": prefill.needs_cpu_lens or decode.needs_cpu_lens,
     }
-    names = (fact.name for fact in fields(AttentionCaps) if fact.name not in apart)
-    return AttentionCaps(**apart, **{name: getattr(prefill, name) & getattr(decode, name) for name in names})
+    names = (fact.name for fact in fields(AttentionCaps) if fact.name not in others)
+    return AttentionCaps(**others, **{name: getattr(prefill, name) & getattr(decode, name) for name in names})
 
 
 def _both(one: frozenset[int] | None, other: frozenset[int] | None) -> frozenset[int] | None:
