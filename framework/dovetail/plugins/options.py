@@ -66,37 +66,22 @@ def describe_options(options: type[Any]) -> list[Option]:
     """
     fields = getattr(options, "model_fields", None)
     if isinstance(fields, dict):
-        described = [
-            Option(
-                name,
-                _type_name(field.annotation),
-                _default(field.get_default),
-                str(field.description or ""),
-                _is_secret(field.annotation),
-            )
-            for name, field in fields.items()
-        ]
+        rows = [(n, f.annotation, f.annotation, f.get_default, f.description or "") for n, f in fields.items()]
         required = [name for name, field in fields.items() if field.is_required()]
     elif dataclasses.is_dataclass(options):
-        each = dataclasses.fields(options)
-        types = _types_of(options)
-        described = [
-            Option(
-                f.name,
-                _type_name(f.type),
-                _default(lambda f=f: f.default),
-                str(f.metadata.get("help", "")),
-                _is_secret(types.get(f.name, f.type)),
-            )
-            for f in each
+        each, types, missing = dataclasses.fields(options), _types_of(options), dataclasses.MISSING
+        rows = [
+            (f.name, f.type, types.get(f.name, f.type), lambda f=f: f.default, f.metadata.get("help", "")) for f in each
         ]
-        missing = dataclasses.MISSING
         required = [f.name for f in each if f.default is missing and f.default_factory is missing]
     else:
         raise PluginError(f"{options!r} is neither a dataclass nor a pydantic model")
     if required:
         raise PluginError(f"{options.__qualname__}.{required[0]} has no default; every option needs one")
-    return described
+    return [
+        Option(name, _type_name(written), _default(default), str(text), _is_secret(meant))
+        for name, written, meant, default, text in rows
+    ]
 
 
 def make_options(options: type[Any], given: Mapping[str, Any]) -> Any:

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Vector = npt.NDArray[np.float32]
-    import numpy as np
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float32]
 
 # The `Dense` module of sentence-transformers: a matrix that a pooled vector goes through. Needs no torch.
 
@@ -79,7 +75,7 @@ class Dense:
             raise ModelError(f"{folder.name}: out_features is {size}, and linear.weight is {list(found)}")
         return cls(file=file, out_features=size, activation=activation)
 
-    def applied(self, vector: Array) -> Array:
+    def applied(self, vector: Vector) -> Vector:
         """Map `[in]` to `[out]`."""
         import numpy as np
 
@@ -94,7 +90,7 @@ class Dense:
         elif self.activation in ("Sigmoid", "SiLU"):
             sigmoid = 1 / (1 + np.exp(-found))
             found = sigmoid if self.activation == "Sigmoid" else found * sigmoid
-        made: Array = found
+        made: Vector = found
         return made
 
 
