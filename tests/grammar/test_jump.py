@@ -13,8 +13,8 @@ import pytest
 from grammar_demo import Demo, Jump, Result, fixed, json_option
 
 from dovetail.engine import replies
+from dovetail.engine.admission import NewTokenRatio
 from dovetail.engine.request import EngineRequest
-from dovetail.engine.scheduler import NewTokenRatio
 from dovetail.messages import Finish, GrammarOption, SamplerParams, Submit
 
 LETTER = (

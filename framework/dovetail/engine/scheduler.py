@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from dovetail.engine.admission import Admission
+from dovetail.engine.admission import Admission, NewTokenRatio
 from dovetail.engine.kv_cache_manager import KVCacheManager, has_any
 from dovetail.engine.limits import StepLimits
 from dovetail.engine.media import TowerSchedule
@@ -63,30 +63,6 @@ class LowPriorityThrottle:
     def wait_s(self) -> float:
         """Seconds until the allowance changes by itself, at most."""
         return max(0.0, min(self._busy_until, self._last_pulse + BACKGROUND_INTERVAL_S) - self._clock())
-
-
-class NewTokenRatio:
-    """Share of its remaining `max_tokens` a request is expected to use: falls while all is well, rises on retraction.
-
-    The reserve it stands for lets far more requests in than reserving `max_tokens` in full. Idea and constants: SGLang.
-    """
-
-    start = 0.7
-    floor = 0.098
-    decay = (start - floor) / 600
-
-    def __init__(self) -> None:
-        self.value = self.start
-
-    def step(self) -> None:
-        """One decode step went well."""
-        self.value = max(self.floor, self.value - self.decay)
-
-    def retracted(self, running: list[EngineRequest]) -> None:
-        """Requests were retracted: learn from how much the others have used."""
-        used = sum(r.num_output for r in running) + 20 * len(running)
-        allowed = sum(r.max_tokens for r in running)
-        self.value = min(1.0, used / (allowed + 1))
 
 
 class Scheduler:
