@@ -47,12 +47,18 @@ class DecodeGraph(msgspec.Struct, frozen=True, gc=False):
     rows: int
     shares: bool = False
 
+    def __str__(self) -> str:
+        return f"decode graph of {self.rows} rows"
+
 
 class PrefillGraph(msgspec.Struct, frozen=True, order=True, gc=False):
     """Captured prefill chunks: at most `tokens` tokens in `chunks` chunks."""
 
     tokens: int
     chunks: int
+
+    def __str__(self) -> str:
+        return f"prefill graph of {self.tokens} tokens in {self.chunks} chunks"
 
 
 GraphKey = DecodeGraph | PrefillGraph

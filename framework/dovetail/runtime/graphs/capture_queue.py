@@ -6,7 +6,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from tqdm import tqdm
@@ -42,8 +42,6 @@ class GraphSet(ABC, Generic[Key, Captured]):
         keys: Those that may be captured, in the order in which `run_next` does.
     """
 
-    kind: ClassVar[str]
-    """What messages call them."""
     keys: list[Key]
     _captured: dict[Key, Captured]
 
@@ -69,7 +67,7 @@ class GraphSet(ABC, Generic[Key, Captured]):
             self._capture(key)
         except torch.OutOfMemoryError as error:
             self.keys.remove(key)
-            logger.warning("No memory for a %s graph of %s (%s)", self.kind, key, str(error).splitlines()[0])
+            logger.warning("No memory for a %s (%s)", key, str(error).splitlines()[0])
 
     @abstractmethod
     def _capture(self, key: Key) -> object:

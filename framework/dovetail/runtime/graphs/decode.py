@@ -78,8 +78,6 @@ class DecodeGraphs(GraphSet[DecodeGraph, Captured]):
         keys: Those that may be captured, in the order in which `run_next` does.
     """
 
-    kind = "decode"
-
     def __init__(
         self,
         model: CausalLM,

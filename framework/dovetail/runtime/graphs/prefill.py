@@ -80,8 +80,6 @@ class PrefillGraphs(GraphSet[PrefillGraph, CapturedPrefill]):
         verify: What verifies drafts behind the smaller ones; None where nobody drafts.
     """
 
-    kind = "prefill"
-
     def __init__(
         self,
         model: CausalLM,
