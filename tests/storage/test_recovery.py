@@ -350,3 +350,4 @@ def test_tables_are_made_at_once_and_a_strangers_revision_is_refused(
     engine.dispose()
     reply = make_harness(file_storage_path=tmp_path).get("/v1/files")
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_unavailable")
+    assert "another version made the database" in reply.json()["error"]["message"]

@@ -230,7 +230,10 @@ def migrate(url: str, layout: StoragePaths) -> None:
             if engine.dialect.name == "sqlite":
                 touch(layout.database)  # SQLite's own mode would follow the umask; its journals take that of the file
             run_migrations(engine, config)
-    except (SQLAlchemyError, CommandError, OSError) as error:
+    except CommandError as error:
+        text = f"another version made the database of files and batches: {error}; start that one, or take an empty one"
+        raise ServiceError(text, code="storage_unavailable", status=503) from error
+    except (SQLAlchemyError, OSError) as error:
         raise unavailable(error) from error
     finally:
         engine.dispose()
