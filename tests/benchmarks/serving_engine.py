@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 from dovetail.base.settings import EngineSettings
@@ -70,7 +71,10 @@ class ScriptedCore:
                 self.ended.append(TokenDelta(handle=message.handle, ids=[], finish=Finish("abort", None, "aborted")))
         else:
             held = len(self.live)
-            stats = dict.fromkeys(Stats.__struct_fields__, 0) | {"num_running": held, "num_used_tokens": held}
+            stats = dict.fromkeys((field.name for field in fields(Stats)), 0) | {
+                "num_running": held,
+                "num_used_tokens": held,
+            }
             return ControlReply(id=message.id, result=stats)
         return None
 

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 from dovetail.engine.loop import ClosedError
@@ -68,7 +69,7 @@ class Core:
 
     def stats(self) -> dict[str, float]:
         """Everything is nothing but what runs."""
-        return dict.fromkeys(Stats.__struct_fields__, 0) | {"num_running": len(self.live)}
+        return dict.fromkeys((field.name for field in fields(Stats)), 0) | {"num_running": len(self.live)}
 
     def make_step(self) -> StepDeltas:
         time.sleep(TICK_S)

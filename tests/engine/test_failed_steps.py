@@ -7,7 +7,6 @@ import logging
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
@@ -25,7 +24,7 @@ from dovetail.engine.request import StepPlan
 from dovetail.executor.local import step_error
 from dovetail.grammar.matching.constraint import Constraint
 from dovetail.messages import OUT_OF_MEMORY, Finish, GrammarOption, SamplerParams, Submit
-from dovetail.runtime.start.probe import NOTHING
+from dovetail.messages.step import StepInput
 from dovetail_testing.engine import make_core
 from dovetail_testing.models import make_model
 
@@ -436,6 +435,6 @@ def test_pages_that_could_not_be_zeroed_are_with_the_next_step(model: Path) -> N
     memory[:, 3:5].fill_(math.nan)
     Failing(pool, "zero_pages", out_of_memory, calls(1))
     with pytest.raises(torch.OutOfMemoryError):
-        stepper.take(replace(NOTHING, zeroed=np.array([[0, 0], [3, 4]], dtype=np.int32)))
-    stepper.take(NOTHING)
+        stepper.take(StepInput(step=0, zeroed=np.array([[0, 0], [3, 4]], dtype=np.int32)))
+    stepper.take(StepInput(step=0))
     assert not memory.any()

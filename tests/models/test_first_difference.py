@@ -11,7 +11,7 @@ from delta_models import make_delta
 from first_difference import VARIANTS, by_module, difference, outputs, variants
 
 from dovetail.messages import SamplerParams
-from dovetail.sdk.layers.norm import GatedRMSNorm
+from dovetail_models.gated_delta import GatedRMSNorm
 from dovetail_testing.engine import generate, tokens
 
 OWN: dict[str, Any] = {"model_impl": "dovetail", "max_total_tokens": 512}

@@ -207,7 +207,7 @@ def test_a_stuck_writer_does_not_keep_the_server_from_ending(
     make_harness: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Storage is closed within its limit, and the next server runs what was not saved."""
-    from dovetail_server.storage import lazy
+    from dovetail_server.batches import lazy
 
     monkeypatch.setattr(lazy, "CLOSE_S", 0.5)
     monkeypatch.setattr(supervisor, "END_S", 0.2)
