@@ -105,6 +105,8 @@ ENDS = [
     "So `{start}\nx{end}so",
     "r'{start}' is one.{end}so",
     "It is:\n\n    {start}\n\nhm{end}so",
+    # An indented start in quotation marks begins the thinking.
+    '    "{start}" is it\n\nSo `x{end}so',
 ]
 
 

@@ -267,7 +267,7 @@ class FormatParser(SectionParser):
 
     def _end_quoted(self, end: _QuotedEnd) -> None:
         """Thinking ended there, and what came since is read as the answer."""
-        self._quoted_end, self.place = None, Place()
+        self._quoted_end, self._named, self.place = None, None, Place()
         self.reasoning_tokens = end.num_thought
         self._take(end.role, end.marker)
         self._unread = end.text
