@@ -88,6 +88,8 @@ THOUGHTS = [
     "re.sub(r'{start}.*?{end}', '', x) drops it",
     're.sub(r"{start}.*?{end}", "", x) drops it',
     "So it is:\n\n    {start}\n    hm\n    {end}\n    so\n\nthen",
+    "```\n{start}\nhm\n{end}\nso\n{start}\nhm\n{end}\nso\n```\nIt is",
+    "```py\na = '{start}'  # and {end}, too\nb = x.split('{end}')  # {end} goes\n```\nIt is",
 ]
 ENDS = [
     # What is left open, or closed later only, ends with the thinking.
@@ -105,6 +107,8 @@ ENDS = [
     "So `{start}\nx{end}so",
     "r'{start}' is one.{end}so",
     "It is:\n\n    {start}\n\nhm{end}so",
+    # Code with an example was left open.
+    "So:\n\n```xml\n{start}\nhm\n{end}\nso\n\nThat is it.\n{end}so",
     # An indented start in quotation marks begins the thinking.
     '    "{start}" is it\n\nSo `x{end}so',
 ]

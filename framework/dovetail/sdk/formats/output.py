@@ -115,6 +115,8 @@ class FormatParser(SectionParser):
     """Of an answer in which thinking may begin."""
     _named: tuple[int, bool, str] | None = None
     """Where thinking names the start marker: its passage, whether it is quoted, and what closes a mark before it."""
+    _num_open = 0
+    """How often it does so there, less the ends that it names behind."""
     _quoted_end: _QuotedEnd | None = None
 
     @property
@@ -243,7 +245,9 @@ class FormatParser(SectionParser):
             return None
         is_quoted, (passage, names_quoted, partners) = self.place.is_quoted, self._named or (-1, False, "")
         is_same = passage == self.place.passage
-        if is_quoted and is_same and names_quoted:
+        # One that begins a line needs a start of its own: else code that was left open would keep the answer.
+        if is_quoted and is_same and names_quoted and (self._num_open > 0 or not self.place.is_blank):
+            self._num_open -= 1
             return False
         closings = self.place.closings if is_quoted else partners if is_same else ""
         if not closings:
@@ -332,8 +336,10 @@ class FormatParser(SectionParser):
 
     def _take_start(self, marker: str) -> bool:
         if self._phase is ReplyPhase.IN and self._begun:
-            is_quoted = self.place.is_quoted
-            self._named = self.place.passage, is_quoted, self.place.partners
+            is_quoted, passage = self.place.is_quoted, self.place.passage
+            is_same = self._named is not None and self._named[0] == passage
+            self._num_open = 1 + (max(self._num_open, 0) if is_same else 0)
+            self._named = passage, is_quoted, self.place.partners
             return False
         if self._phase is ReplyPhase.OPEN:
             if not (self._lead is not None or self._priming or self.place.may_think(self._ends_sentence)):

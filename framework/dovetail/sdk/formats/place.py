@@ -162,6 +162,11 @@ class Place:
         return self._quote in _APOSTROPHES and not self._holds_call
 
     @property
+    def is_blank(self) -> bool:
+        """Whether the line holds only blanks and marks of quotes and lists so far, be it code or not."""
+        return self._is_blank and not self._run
+
+    @property
     def begins_line(self) -> bool:
         """Whether the text ends where a line begins, outside of code."""
         is_near = len(self._lead) <= _MAX_INDENT and not self._lead.strip(" ")
