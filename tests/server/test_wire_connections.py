@@ -16,7 +16,7 @@ from wire import Wire, request
 from dovetail_server.http.connections import Connections, most_connections, network_of, raise_file_limit
 from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.start import preflight
-from dovetail_server.start.lifecycle import ACCEPTED_AT_ONCE, ForcedServer
+from dovetail_server.start.lifecycle import ACCEPTED_AT_ONCE, DrainingServer
 from dovetail_server.start.run import new_event_loop
 
 
@@ -137,6 +137,15 @@ class Counted(asyncio.Protocol):
         transport.close()
 
 
+class CountingServer(DrainingServer):
+    """Accepts connections as all servers do, and counts them."""
+
+    def __init__(self) -> None:
+        """Serve nothing."""
+        config = uvicorn.Config(no_app, http=Counted, lifespan="off", log_config=None)
+        uvicorn.Server.__init__(self, config)
+
+
 async def no_app(scope: object, receive: object, send: object) -> None:
     """Answer nothing."""
 
@@ -144,7 +153,7 @@ async def no_app(scope: object, receive: object, send: object) -> None:
 def test_a_round_of_the_event_loop_accepts_many() -> None:
     """Clients that come at once do not wait a round each, which takes milliseconds beside running streams."""
     listener, num, rounds = preflight.bind("127.0.0.1", 0), 8 * ACCEPTED_AT_ONCE, 0
-    server = ForcedServer(uvicorn.Config(no_app, http=Counted, lifespan="off", log_config=None))
+    server = CountingServer()
 
     async def main() -> None:
         nonlocal rounds
