@@ -220,6 +220,14 @@ def test_thinking_that_names_the_answers_marker_goes_on(name: str, tokenizer: To
     assert both(spec, tokenizer, f"{start}hm{before}so") == ("hm", "so")
 
 
+def test_a_quotation_closes_behind_a_marker_of_any_signs(tokenizer: Tokenizer) -> None:
+    """So that the next quotation opens: a string with a prefix, too."""
+    for name in ("kimi", "seed-oss", "mistral"):
+        start, end = TAGS[name][:2]
+        thought = f'b"{start}" and r"""\n{start}\n{end}\n""" it is'
+        assert both(spec_of(name), tokenizer, f"{start}{thought}{end}so") == (thought, "so")
+
+
 def test_a_marker_that_is_named_counts_as_thinking(tokenizer: Tokenizer) -> None:
     """Its tokens are counted where it is text, and what follows an end is not."""
     spec = spec_of("qwen3")

@@ -41,7 +41,7 @@ _SIGN = re.compile(f"[{_CLASS}]")
 _PART = re.compile(rf"\n|`+|~+|[<\\{_MARKS}]|[^{_CLASS}]+")
 _OPENERS = "“‘«‹„‚「『｢《〈〝"
 """Quotation marks that open also behind a word."""
-_BEHIND_WORD = re.compile(r"(?![\u0600-\u06ff\u2e80-\u9fff\uf900-\ufaff])(?:[^\W_]|[.!?)\]}>^]|[,;:](?=['’]))")
+_BEHIND_WORD = re.compile(r"(?![\u0600-\u06ff\u2e80-\u9fff\uf900-\ufaff])(?:[^\W_]|[.!?)\]}>▷^]|[,;:](?=['’]))")
 """Another quotation mark behind it opens nothing: it closes, or stands for a letter. Where no blanks are written
 between words, or not behind short ones as in Arabic, it opens."""
 _PREFIX = re.compile(r"[A-Za-z]\"\"\"|[bBfFrRuU]'''")
