@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from families import make_checkpoint
 from packers import METHODS
 from quantised_models import edit, logits, make, plugin_of, same
 
+from dovetail.contracts.errors import PluginError
+from dovetail.contracts.quantization import Stored
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.runtime.checkpoint.quantization import choose_quantization
+from dovetail.runtime.checkpoint.quantization import choose_quantization, made_by
 from dovetail.runtime.hf_config import quant_method, read_config
 
 
@@ -94,3 +97,39 @@ def test_a_method_that_is_none_is_a_plain_checkpoint(method: str | None, tmp_pat
         quant_method=quant_method(hf),
     )  # fmt: skip
     assert choose_quantization(load(made, "engine"), hf) is None
+
+
+@pytest.mark.parametrize(
+    ("methods", "said"),
+    [
+        ({"linear": lambda ctx, name, in_features, parts, *, bias, shard, act: None}, "linear(ctx, name, in_features,"),
+        (
+            {"linear": lambda ctx, name, *sizes, **options: None},
+            "linear(ctx, name, sizes, options), and is called as linear(ctx, spec)",
+        ),
+        (
+            {"linear": lambda ctx, spec: None, "experts": lambda ctx, name, *sizes, **options: None},
+            "take ExpertsSpec of dovetail.contracts",
+        ),
+        ({"linear": lambda ctx, spec: None, "experts": lambda *given, **options: None}, ""),
+        ({"linear": lambda ctx, matrix: None}, ""),
+    ],
+)
+def test_a_factory_of_earlier_contracts_is_told(methods: dict[str, Any], said: str) -> None:
+    """Its plugin is named before any weight is read, not the model that asks it for a matrix."""
+
+    class Old:
+        def __init__(self, config: Any, stored: Any) -> None:
+            del config, stored
+
+        def factory(self, plain: Any) -> Any:
+            return SimpleNamespace(**methods)
+
+    plugin: Any = Old
+    if not said:
+        assert made_by(plugin, {}, Stored({})).linear is methods["linear"]
+        return
+    with pytest.raises(PluginError, match="; upgrade the package, or have its author") as error:
+        made_by(plugin, {}, Stored({}))
+    assert said in str(error.value)
+    assert f"quantization Old of {__name__}: SimpleNamespace has " in str(error.value)

@@ -23,7 +23,7 @@ from dovetail.contracts.layers import BuildContext, LayerFactory, Parallel, Part
 from dovetail.contracts.model import WeightRule
 from dovetail.contracts.quantization import Quantization, Stored
 from dovetail.runtime.checkpoint.files import Checkpoint, open_checkpoint
-from dovetail.runtime.checkpoint.quantization import Widths, convert, stored_tensors
+from dovetail.runtime.checkpoint.quantization import Widths, convert, made_by, stored_tensors
 from dovetail.runtime.checkpoint.weights import fill, load_weights
 from dovetail.sdk.layers.norm import RMSNorm
 from dovetail.sdk.layers.plain import PLAIN
@@ -194,7 +194,7 @@ class QuantizationConformance(Conformance):
     def test_works_without_a_checkpoint(self) -> None:
         """With `--load-format dummy` matrices are made, filled, and give finite numbers."""
         self._need_config()
-        made = self.plugin()(self.config, Stored({}, is_known=False)).factory(PLAIN)
+        made = made_by(self.plugin(), self.config, Stored({}, is_known=False))
         ctx = BuildContext(device=CPU, dtype=torch.float32, factory=made)
         holder = ModuleHolder(ctx, lambda at: at.linear("m", 64, PARTS))
         filler = Formats.installed("dummy").filler()
@@ -265,9 +265,7 @@ class QuantizationConformance(Conformance):
             widths,
             target_for(str(dtype).removeprefix("torch.")),
         )
-        stored = Stored(stored_tensors(rules, read.headers))
-        made: LayerFactory = self.plugin()(self.config, stored).factory(PLAIN)
-        return read, made
+        return read, made_by(self.plugin(), self.config, Stored(stored_tensors(rules, read.headers)))
 
     def _load(
         self,

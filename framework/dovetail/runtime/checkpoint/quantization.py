@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from inspect import signature
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -224,8 +225,37 @@ def factory_of(
     if chosen is None:
         return PLAIN
     tensors = {} if headers is None else stored_tensors(rules, headers)
+    return made_by(chosen, quantization_config(hf), Stored(tensors, is_known=headers is not None))
+
+
+def made_by(chosen: type[Quantization], config: Mapping[str, Any], stored: Stored) -> LayerFactory:
+    """Return what makes the matrices of a quantisation.
+
+    Raises:
+        ModelError: It raised.
+        PluginError: It was written for contracts that asked for a matrix by several arguments.
+    """
     with _reading(chosen.__name__):
-        return chosen(quantization_config(hf), Stored(tensors, is_known=headers is not None)).factory(PLAIN)
+        made = chosen(config, stored).factory(PLAIN)
+    for name, spec in (("linear", MatrixSpec), ("experts", ExpertsSpec)):
+        method = getattr(made, name, None)  # who packs no experts may have left them out
+        if method is None or _takes_spec(method):
+            continue
+        given = ", ".join(signature(method).parameters)
+        raise PluginError(
+            f"quantization {chosen.__name__} of {chosen.__module__}: {type(made).__name__} has {name}({given}), and is "
+            f"called as {name}(ctx, spec); upgrade the package, or have its author take {spec.__name__} of "
+            "dovetail.contracts, whose fields are what stood behind ctx"
+        )
+    return made
+
+
+def _takes_spec(method: Callable[..., Any]) -> bool:
+    """Whether it takes a context and a spec, not a `name` and more behind it, as it did once."""
+    try:
+        return "name" not in signature(method).bind(None, None).arguments
+    except TypeError:
+        return False
 
 
 def stored_tensors(rules: Sequence[WeightRule], headers: Sequence[TensorHeader]) -> dict[str, tuple[StoredTensor, ...]]:
