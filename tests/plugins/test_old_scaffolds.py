@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import dovetail
-from dovetail.plugins.moved import RENAMED, REPLACED, where_now
+from dovetail.plugins.moved import MODULES, RENAMED, REPLACED, where_now
 from dovetail_server.cli.plugin import main
 
 PACKAGES: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "scaffolds/2026-11-22.json").read_text())
@@ -88,6 +88,26 @@ def test_what_is_gone_is_told_with_what_to_do(old: str) -> None:
     with pytest.raises(ImportError) as error:
         exec(f"from {module} import {name}")
     assert where_now(error.value) == f"{name} of {module} is gone: {REPLACED[old]}"
+
+
+@pytest.mark.parametrize(
+    "old", ["dovetail.sdk.random", "dovetail.sdk.schemas.lru", "dovetail.sdk.expressions.ambiguous"]
+)
+def test_a_module_that_has_moved_is_told_however_it_is_imported(old: str) -> None:
+    """By its name, or from its package."""
+    package, _, name = old.rpartition(".")
+    for code in (f"import {old}", f"from {old} import anything", f"from {package} import {name}"):
+        with pytest.raises(ImportError) as error:
+            exec(code)
+        assert where_now(error.value) == f"{old} is {MODULES[old]} now: import it from there"
+
+
+def test_a_name_that_is_read_from_a_module_is_told_as_one_that_is_imported() -> None:
+    """A class of a plugin may have `norm.GatedRMSNorm` as its base."""
+    with pytest.raises(AttributeError) as error:
+        exec("from dovetail.sdk.layers import norm\nnorm.GatedRMSNorm")
+    assert "is gone: copy it from dovetail_models.gated_delta" in where_now(error.value)
+    assert where_now(AttributeError("module 'torch.nn' has no attribute 'GatedRMSNorm'")) == ""
 
 
 def test_a_bound_that_the_next_version_breaks_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from dovetail.plugins.monkeypatches import CORE
 
-_MISSING = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
+_MISSING = re.compile(r"cannot import name '(?P<name>\w+)' from '(?P<of>[\w.]+)'")
+_NO_ATTRIBUTE = re.compile(r"module '(?P<of>[\w.]+)' has no attribute '(?P<name>\w+)'")
 _DATA: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("moved.json").read_text("utf-8"))
 MODULES = _DATA["modules"]
 """Modules that have moved whole: where plugins may have imported them from, and where each is."""
@@ -20,15 +21,25 @@ REPLACED = _DATA["replaced"]
 
 
 def where_now(error: BaseException) -> str:
-    """Return the fix for an import that fails as a name or a module has moved, "" for any other error."""
+    """Return the fix for a name or a module that has moved, "" for any other error."""
     if isinstance(error, ModuleNotFoundError):
-        return f"{error.name} is {MODULES[error.name]} now: import it from there" if error.name in MODULES else ""
-    found = _MISSING.search(str(error)) if isinstance(error, ImportError) else None
-    if found is not None and (new := RENAMED.get(f"{found[2]}.{found[1]}")):
-        return f"{found[1]} of {found[2]} is called {new} now"
-    if found is not None and (instead := REPLACED.get(f"{found[2]}.{found[1]}")):
-        return f"{found[1]} of {found[2]} is gone: {instead}"
-    return _name_now(*found.groups()) if found is not None and found[2].partition(".")[0] in CORE else ""
+        return _module_now(error.name or "")
+    if not isinstance(error, AttributeError | ImportError):
+        return ""
+    found = (_NO_ATTRIBUTE if isinstance(error, AttributeError) else _MISSING).search(str(error))
+    if found is None:
+        return ""
+    name, module = found["name"], found["of"]
+    old = f"{module}.{name}"
+    if new := RENAMED.get(old):
+        return f"{name} of {module} is called {new} now"
+    if instead := REPLACED.get(old):
+        return f"{name} of {module} is gone: {instead}"
+    return _module_now(old) or (_name_now(name, module) if module.partition(".")[0] in CORE else "")
+
+
+def _module_now(name: str) -> str:
+    return f"{name} is {MODULES[name]} now: import it from there" if name in MODULES else ""
 
 
 def _name_now(name: str, module: str) -> str:
