@@ -70,6 +70,15 @@ def test_rows_that_are_not_finite_stay_so(matrix: dict[str, torch.Tensor]) -> No
             assert torch.equal(found[0::2], good[0::2])
 
 
+def test_a_gate_far_below_zero_closes() -> None:
+    """SiLU of it is 0, whatever it is multiplied by, as in the plain meaning."""
+    matrix = {"weight": torch.tensor([[-127], [127]], dtype=torch.int8), "weight_scale": torch.full((2, 1), 1 / 127)}
+    x = torch.tensor([[90.0], [1e30], [3e38]]).bfloat16()
+    for path in range(len(PATHS)):
+        kernel = kernels.NormGate(path)
+        assert not kernel(x, None, 1e-6, kernel.pack(matrix), None).any()
+
+
 def test_zero_rows_and_rows_of_zeros() -> None:
     """Neither is an error."""
     kernel = kernels.Linear(0)

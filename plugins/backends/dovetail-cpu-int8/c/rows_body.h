@@ -91,7 +91,7 @@ static void products(const struct job *job, int64_t at, int num, float (*restric
 
 /* e to the power of a number: 2^n times a polynomial, within 2 units in the last place; NaN stays. */
 static inline float power(float x) {
-  x = x > 88.0f ? 88.0f : x;
+  x = x > 89.0f ? 89.0f : x; /* of which the power is infinity */
   x = x < -87.0f ? -87.0f : x;
   const float n = floorf(x * 1.44269504f + 0.5f);
   const float r = x - n * 0.693359375f + n * 2.12194440e-4f;
