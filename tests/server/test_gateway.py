@@ -280,6 +280,7 @@ def test_the_least_busy_ready_worker_is_taken() -> None:
         ("--worker http://a:99999", "not the address"),
         ("--worker http://a/v1", "leave out '/v1'"),
         ("--worker http://a:1 --worker http://a:1/", "--worker http://a:1 is given twice"),
+        ("--worker http://a:1 http://b:1", "'http://b:1': unexpected; each server's address needs a --worker"),
         ("--worker http://a:1 --tp 2", "--tensor-parallel-size: a setting of the servers behind a gateway"),
         ("--worker http://a:1 --wroker b", "--wroker: unknown option"),
     ],

@@ -120,7 +120,7 @@ def test_what_is_written_is_read_by_transformers(
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ([], "MODEL, OUT, --method"),
+        ([], "MODEL, OUT, --method; `dovetail quantize --help` shows what can be given"),
         (["plain", "out"], "--method"),
         (["plain", "out", "--method", "int3"], "invalid choice: 'int3'"),
         (["plain", "plain", "--method", "int8"], "is there already, and not an empty folder"),

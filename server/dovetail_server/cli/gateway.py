@@ -48,6 +48,8 @@ def serve(argv: list[str]) -> int:
         raise ConfigError("--help=all: give --help")
     settings = load_settings(flags)
     # Of flags only: the environment may be that of servers, too, as in an image.
+    if path := flags.get("model_path"):
+        raise ConfigError(f"{path!r}: unexpected; each server's address needs a --worker, and each server its model")
     if strange := sorted((set(flags) & set(ServeSettings.model_fields)) - FIELDS):
         name = f"--{strange[0].replace('_', '-')}"
         raise ConfigError(f"{name}: a setting of the servers behind a gateway; give it to each `dovetail serve`")

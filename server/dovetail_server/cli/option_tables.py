@@ -29,7 +29,8 @@ class CommandParser(argparse.ArgumentParser):
         Raises:
             ConfigError: Always.
         """
-        raise ConfigError(message.removeprefix("argument "))
+        hint = f"; `{self.prog} --help` shows what can be given" if "arguments are required" in message else ""
+        raise ConfigError(message.removeprefix("argument ") + hint)
 
 
 class BenchParser(CommandParser):
