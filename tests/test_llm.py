@@ -13,6 +13,7 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.contracts.errors import ConfigError, RequestError
 from dovetail.processing.bounds import MAX_TOOL_NAME
+from dovetail.processing.sampling import check_token_ids
 
 GREEDY = SamplingParams(temperature=0, max_tokens=64)
 
@@ -144,6 +145,43 @@ def test_mistakes_are_named(llm: LLM) -> None:
         llm.generate("a", [GREEDY, GREEDY])
     with pytest.raises(ConfigError, match="no such folder"):
         LLM("does/not/exist")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("allowed_token_ids", [1.5], r"allowed_token_ids\[0\]: expected `int`, got `float`"),
+        ("stop_token_ids", ["a"], r"stop_token_ids\[0\]: expected `int`, got `str`"),
+        ("stop", 5, "stop: expected `str | array | null`, got `int`"),
+        ("bad_words", "Paris", "bad_words: expected `array | null`, got `str`"),
+        ("logit_bias", {1: "x"}, "logit_bias.*: expected `float`, got `str`"),
+        ("logits_processors", [1], "logits_processors: expected `object | null`, got `array`"),
+        ("include_stop_str_in_output", "x", "include_stop_str_in_output: expected `bool | null`, got `str`"),
+    ],
+)
+def test_a_field_of_another_type_is_named(field: str, value: Any, said: str) -> None:
+    """Such an id reached the engine, which ended of it."""
+    with pytest.raises(RequestError, match=said):
+        SamplingParams(**{field: value})
+
+
+def test_numbers_of_numpy_and_sets_are_read(llm: LLM) -> None:
+    """As Python's own numbers and lists."""
+    given: Any = {"temperature": np.float32(0), "max_tokens": np.int64(3), "logprobs": 0}
+    allowed: Any = {"allowed_token_ids": {100, 200}, "logprob_token_ids": np.array([100])}
+    [reply] = llm.generate("a", SamplingParams(**given, **allowed))
+    [same] = llm.generate("a", SamplingParams(temperature=0, max_tokens=3, allowed_token_ids=[100, 200]))
+    assert reply.token_ids == same.token_ids
+    with pytest.raises(RequestError, match=r"prompt 0: logprob_token_ids\[0\]: expected `int`"):
+        llm.generate("a", SamplingParams(logprobs=1, logprob_token_ids=[1.5]))  # type: ignore[list-item]
+
+
+def test_an_id_that_is_no_whole_number_is_none_of_the_model() -> None:
+    """Whoever has read the request: a plugin's API does that itself."""
+    for ids in ([1, 1.5], ["a"], [None]):
+        with pytest.raises(RequestError, match=r"token id (1\.5|'a'|None), but this model's ids go from 0 to 9"):
+            check_token_ids(ids, 10, "ids")  # type: ignore[arg-type]
+    check_token_ids([np.int64(1), 9], 10, "ids")
 
 
 def test_a_closed_llm_says_so() -> None:

@@ -21,7 +21,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat, Ids, Names, Request
 from dovetail.grammar.spec.fields import NAMES, read_grammar
 from dovetail.grammar.spec.route import GrammarRoute
-from dovetail.offline.types import SamplingParams, sampling_of
+from dovetail.offline.types import SamplingParams, sampling_of, typed
 from dovetail.processing.bounds import MAX_TOOL_NAME, TOOL_NAME, Effort
 from dovetail.processing.input import Preparation
 from dovetail.processing.pairs import POOLING, TextIds
@@ -279,7 +279,7 @@ def _asked(params: SamplingParams, request: Request) -> Request:
         clamps=True,
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
-        named_ids=list(params.logprob_token_ids),
+        named_ids=typed(params.logprob_token_ids, list[int], "logprob_token_ids"),
         grammar=_grammar(params),
         grammar_backend=params.grammar_backend,
         thinking_budget=params.thinking_budget,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, Literal
+
+import msgspec
 
 from dovetail import messages
 from dovetail.contracts.requests import Sampling
@@ -68,25 +70,52 @@ class SamplingParams:
     grammar_backend: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the numbers, and the texts that end a reply.
+        """Check the numbers and types, and the texts that end a reply.
 
         Raises:
-            RequestError: Naming the field, its value and its bounds.
+            RequestError: Naming the field, and its value and bounds or what it must be.
         """
         for name, (least, most) in {**BOUNDS, "max_tokens": (1, MAX_TOKENS), "n": (1, MAX_REPLIES)}.items():
             _check_number(name, getattr(self, name), least, most, is_whole=name not in FRACTIONS)
         stop_rules(sampling_of(self))
 
-    @property
-    def keeps_stop(self) -> bool:
-        """Another name of `include_stop_str_in_output`, for what reads all requests."""
-        return self.include_stop_str_in_output
-
 
 def sampling_of(params: SamplingParams) -> Sampling:
-    """Return them as the request of any API has them."""
-    values = {name: getattr(params, name) for name in Sampling.__struct_fields__}
-    return Sampling(**{name: value for name, value in values.items() if value not in ((), {})})
+    """Return them as the request of any API has them.
+
+    Raises:
+        RequestError: A field has another type.
+    """
+    values = {}
+    for of in msgspec.structs.fields(Sampling):
+        name = "include_stop_str_in_output" if of.name == "keeps_stop" else of.name
+        if (value := typed(getattr(params, name), of.type | None, name)) not in (None, [], {}):
+            values[of.name] = value
+    return Sampling(**values)
+
+
+def typed(value: Any, kind: Any, name: str) -> Any:
+    """Return the value of a field as a type that JSON has.
+
+    Raises:
+        RequestError: It is of another one.
+    """
+    try:
+        return msgspec.convert(_plain(value), kind)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$")
+        raise wrong(f"{name}{where.rstrip('`')}: {what[:1].lower()}{what[1:]}", name) from None
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers of NumPy, and whatever holds several values, as Python's own."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        return value
+    return [_plain(each) for each in value]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, Protocol, TypedDict
 
 from pydantic import TypeAdapter, ValidationError
@@ -132,11 +133,11 @@ def check_token_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
     """Refuse ids outside the vocabulary. Every id that comes from outside passes through here.
 
     Raises:
-        RequestError: An id is negative or not below `vocab_size`.
+        RequestError: An id is no whole number, negative or not below `vocab_size`.
     """
-    bad = next((i for i in ids if not 0 <= i < vocab_size), None)
+    bad = next((repr(i) for i in ids if not isinstance(i, int | Integral) or not 0 <= i < vocab_size), None)
     if bad is not None:
-        text = f"{param} holds token id {bad}, but this model's ids go from 0 to {vocab_size - 1}"
+        text = f"{param} holds token id {bad:.32}, but this model's ids go from 0 to {vocab_size - 1}"
         raise RequestError(text, param=param, code="invalid_token_id")
 
 
