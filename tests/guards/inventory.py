@@ -57,7 +57,8 @@ def name_of(line: str) -> str:
 
 def unsigned(lines: Iterable[str], fragments: str) -> list[str]:
     """Return the lines whose name, or the last part of its path, stands nowhere in the fragments."""
-    named = {word for text in re.findall(r"`([^`]+)`", fragments) for word in (text, *text.split())}
+    quoted = re.findall(r"`([^`]+)`", fragments.replace("``", ""))  # two quote text that has some of its own
+    named = {word for text in quoted for word in (text, *text.split())}
     return [line for line in lines if not {name_of(line), re.split(r"[.>]", name_of(line))[-1]} & named]
 
 

@@ -26,6 +26,7 @@ OLD = "# Flags\nserve --port: a value\nfield POST /x n: integer 1..128\n"
         ("# Flags\nfield POST /x n: integer 1..128\n", "", ["serve --port: a value"]),
         ("# Flags\nfield POST /x n: integer 1..128\n", "The flag `--port` is gone.", []),
         ("# Flags\nfield POST /x n: integer 1..128\n", "The port is gone.", ["serve --port: a value"]),
+        ("# Flags\nfield POST /x n: integer 1..128\n", "``Say `a`.`` stays; `--port` is gone.", []),
         (OLD.replace("128", "64"), "`--port`", ["field POST /x n: integer 1..128"]),
         (OLD.replace("128", "64"), "`POST /x` takes an `n` up to 64.", []),
     ],
