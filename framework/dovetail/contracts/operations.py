@@ -12,11 +12,11 @@ say otherwise. A gate or a convolution without an option `act` is followed by Si
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
+
+from dovetail.contracts.tables import table
 
 
 class Component(NamedTuple):
@@ -101,6 +101,6 @@ def _operation(row: dict[str, Any]) -> Operation:
     return Operation(**row)
 
 
-_ROWS: list[dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+_ROWS: list[dict[str, Any]] = table(__file__)
 OPS: Mapping[str, Operation] = {row["name"]: _operation(row) for row in _ROWS}
 """Every operation that a set may claim, by name. What it computes is its meaning, to the tolerance of the kit."""

@@ -6,10 +6,10 @@ which are the exact string of `config.json`. `distribution:name` names one plugi
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import Any, NamedTuple
+
+from dovetail.contracts.tables import table
 
 ROLES = ("api", "engine", "worker", "compiler")
 """Kinds of process: HTTP server, engine, a tensor-parallel rank beside it, grammar compiler."""
@@ -104,7 +104,7 @@ def _kind(row: dict[str, Any]) -> PluginKind:
     return PluginKind(**row)
 
 
-_ROWS: list[dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+_ROWS: list[dict[str, Any]] = table(__file__)
 KINDS: dict[str, PluginKind] = {row["name"]: _kind(row) for row in _ROWS}
 """The rows of `kinds.json`, beside this file, by name."""
 

@@ -9,17 +9,17 @@ and of libraries that all code goes through (`SHARED`), where new names are not 
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import is_
-from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from dovetail.contracts.tables import table
+
 CORE = ("dovetail", "dovetail_server")
-SHARED: list[str] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+SHARED: list[str] = table(__file__)
 """Modules whose public functions and classes, and their methods, no plugin may replace; from `monkeypatches.json`."""
 _HOOKS = frozenset(
     {

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
 
+from dovetail.contracts.tables import table
 from dovetail.plugins.monkeypatches import CORE
 
 _MISSING = re.compile(r"cannot import name '(?P<name>\w+)' from '(?P<of>[\w.]+)'")
 _NO_ATTRIBUTE = re.compile(r"module '(?P<of>[\w.]+)' has no attribute '(?P<name>\w+)'")
-_DATA: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("moved.json").read_text("utf-8"))
+_DATA: dict[str, dict[str, str]] = table(__file__)
 MODULES = _DATA["modules"]
 """Modules that have moved whole: where plugins may have imported them from, and where each is."""
 RENAMED = _DATA["renamed"]
@@ -24,9 +24,8 @@ def where_now(error: BaseException) -> str:
     """Return the fix for a name or a module that has moved, "" for any other error."""
     if isinstance(error, ModuleNotFoundError):
         return _module_now(error.name or "")
-    if not isinstance(error, AttributeError | ImportError):
-        return ""
-    found = (_NO_ATTRIBUTE if isinstance(error, AttributeError) else _MISSING).search(str(error))
+    pattern = _MISSING if isinstance(error, ImportError) else _NO_ATTRIBUTE
+    found = pattern.search(str(error)) if isinstance(error, AttributeError | ImportError) else None
     if found is None:
         return ""
     name, module = found["name"], found["of"]

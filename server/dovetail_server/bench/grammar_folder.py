@@ -12,10 +12,11 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.tables import table
 
 SIZE = 131_072
 END = "<|im_end|>"
-CONFIG: dict[str, Any] = json.loads(Path(__file__).with_name("tiny.json").read_text("utf-8"))
+CONFIG: dict[str, Any] = table(__file__, "tiny.json")
 _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import random
-from pathlib import Path
 from typing import Any
+
+from dovetail.contracts.tables import table
 
 WORDS = ("name", "age", "city", "id", "tags", "price", "active", "notes", "é", "a b", "kind", "items", "score", "when")
 
@@ -101,7 +101,7 @@ class SchemaMaker:
         return {"anyOf": [self._value(depth + 1), {"type": "null"}]}
 
 
-REALISTIC: list[dict[str, Any]] = json.loads(Path(__file__).with_name("realistic.json").read_text("utf-8"))
+REALISTIC: list[dict[str, Any]] = table(__file__, "realistic.json")
 
 
 def schemas(num: int, seed: int = 0, **options: Any) -> list[dict[str, Any]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from dovetail.contracts.tables import table
 
 Span = tuple[int, int]
 """Lowest and highest length, both included; each request draws one between them."""
@@ -50,7 +51,7 @@ class Workload:
         return self.concurrency or 16
 
 
-_DATA = json.loads(Path(__file__).with_name("workloads.json").read_text("utf-8"))
+_DATA = table(__file__)
 EXTRAS: dict[str, dict[str, Any]] = _DATA["extras"]
 """Fields of bodies by name. `usual` is how people sample: what most clients have for defaults, or close to it.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.tables import table
 from dovetail_server.bench.workloads import Span
 
 T = TypeVar("T")
@@ -38,13 +38,13 @@ class BenchParser(CommandParser):
 
     def __init__(self, name: str) -> None:
         """Take the options of a benchmark from `bench.json`."""
-        table = json.loads(Path(__file__).with_name("bench.json").read_text("utf-8"))[name]
+        found = table(__file__, "bench.json")[name]
         super().__init__(
             f"dovetail bench {name}",
-            description=table["about"],
+            description=found["about"],
             formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
         )
-        for title, options in table["groups"].items():
+        for title, options in found["groups"].items():
             add_options(self.add_argument_group(title) if title else self, options)
 
     def options(self) -> list[str]:

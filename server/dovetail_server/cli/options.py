@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from pydantic import ValidationError
@@ -21,6 +19,7 @@ from pydantic_core import PydanticUndefined
 from dovetail.base.config_file import field_aliases
 from dovetail.base.word_numbers import wanted
 from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.tables import table
 from dovetail.plugins.options import option_key
 from dovetail.processing.plugin_settings import (
     ENV_PREFIX,
@@ -41,7 +40,7 @@ from dovetail_server.settings.serve import ServeSettings
 # value as text. Once the plugins are chosen, `dovetail.processing.plan` asks their classes what options exist and of
 # what type.
 
-HELP: dict[str, Any] = json.loads(Path(__file__).with_name("help.json").read_text("utf-8"))
+HELP: dict[str, Any] = table(__file__, "help.json")
 GROUPS, METAVARS = HELP["groups"], HELP["metavars"]
 """The settings of each group of flags, and those of each metavar, which says the unit."""
 GROUP_OF = {name: title for title, names in GROUPS.items() for name in names.split()}

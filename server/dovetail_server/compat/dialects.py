@@ -6,14 +6,13 @@ need no code of their own are in `dialects.json`. What means nothing here, or is
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from dovetail.contracts.tables import table
 from dovetail.processing.bounds import MAX_TOKENS
 from dovetail_server.compat.known import SENT
 
@@ -211,7 +210,7 @@ SAID: dict[str, Meaning] = {
     "sampler_seed": lambda value: {} if value == -1 else {"seed": _whole(value)},
     "search_parameters": _search,
 }
-_TABLE = json.loads(Path(__file__).with_name("dialects.json").read_text("utf-8"))
+_TABLE = table(__file__)
 for _row in (row for rows in _TABLE.values() for row in rows):
     _means = _switch(_row["on"], _row["off"]) if "on" in _row else next(KINDS[k](_row[k]) for k in KINDS if k in _row)
     SAID |= dict.fromkeys(_row["names"].split(), _means)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from functools import cache
-from pathlib import Path
 
-PATHS: dict[str, str] = {
-    path: row["why"]
-    for row in json.loads(Path(__file__).with_name("paths.json").read_text("utf-8"))
-    for path in row["paths"].split()
-}
+from dovetail.contracts.tables import table
+
+PATHS: dict[str, str] = {path: row["why"] for row in table(__file__, "paths.json") for path in row["paths"].split()}
 """A part in braces is any one part of a path."""
 
 

@@ -12,10 +12,10 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.tables import table
 from dovetail_server.compat.known import ForeignName
 
 # Flags of SGLang and vLLM whose value is a JSON object that says several things at once.
@@ -91,7 +91,7 @@ def _object(flag: str, value: str, example: str) -> dict[str, Any]:
     return given
 
 
-_DATA = json.loads(Path(__file__).with_name("flags.json").read_text("utf-8"))
+_DATA = table(__file__)
 SHORT: dict[str, str] = _DATA["short"]
 """Flags of one dash."""
 OTEL = ("--plugin", "otel")

@@ -7,10 +7,10 @@ values it means nothing: at `"any"`; at those of `OFF` if it says none; at those
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from dovetail.contracts.tables import table
 
 OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 """Values by which a client says that it does not ask for something."""
@@ -41,6 +41,6 @@ def _listed(rows: list[dict[str, Any]]) -> dict[str, ForeignName]:
     return found
 
 
-_DATA = json.loads(Path(__file__).with_name("fields.json").read_text("utf-8"))
+_DATA = table(__file__, "fields.json")
 FIELDS = _listed(_DATA["fields"])
 SENT = _listed([row for rows in _DATA["of_dialects"].values() for row in rows])

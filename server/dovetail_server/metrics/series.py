@@ -8,20 +8,19 @@ zero.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, Literal
 
 from dovetail.contracts.observers import LoadStats
+from dovetail.contracts.tables import table
 from dovetail_server.metrics.tally import CUT_OFF, Tally
 
 Values = Mapping[tuple[str, ...], float]
 """By the values of a series' own labels."""
 
-_DATA = json.loads(Path(__file__).with_name("series.json").read_text("utf-8"))
+_DATA = table(__file__)
 BOUNDS: dict[str, tuple[float, ...]] = {name: tuple(bounds) for name, bounds in _DATA["bounds"].items()}
 
 

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-_DATA = json.loads(Path(__file__).with_name("examples.json").read_text("utf-8"))
+from dovetail.contracts.tables import table
+
+_DATA = table(__file__)
 
 
 def _with(parts: Mapping[str, Any], value: Any) -> Any:

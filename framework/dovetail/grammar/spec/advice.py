@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from dovetail.contracts.tables import table
 
-_DATA: dict[str, dict[str, str]] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+_DATA: dict[str, dict[str, str]] = table(__file__)
 ADVICE = _DATA["keywords"]
 """What to write in place of a keyword."""
 HINTS = _DATA["hints"]

@@ -6,17 +6,16 @@ refused. One that nobody knows may be such a key; it is named in a warning. Does
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from dovetail.contracts.cache import Chunk, Window
 from dovetail.contracts.config import LayerSpec, ModelConfig, RopeConfig
 from dovetail.contracts.errors import ModelError
+from dovetail.contracts.tables import table
 from dovetail.runtime.checkpoint.claims import OTHER_PARTS
 
 logger = logging.getLogger(__name__)
@@ -116,7 +115,7 @@ def _listed(name: str) -> frozenset[str]:
     return frozenset(chain.from_iterable(_DATA[name].values()))
 
 
-_DATA: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+_DATA: dict[str, dict[str, list[str]]] = table(__file__)
 HARMLESS, CHANGING = _listed("harmless"), _listed("changing")
 """Keys that change nothing of what a text model computes, and keys that do."""
 CHANGING_PREFIXES = ("linear_", "mamba_", "ssm_", "index_", "indexer_", "moe_", "altup_", "laurel_", "hc_", "kda_")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-_DATA: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+from dovetail.contracts.tables import table
+
+_DATA: dict[str, Any] = table(__file__)
 ONE, LISTS, MAPS = (frozenset[str](_DATA[name]) for name in ("one", "lists", "maps"))
 """Keywords that hold a schema, a list of schemas, and schemas by name."""
 DEFINITIONS = frozenset(("$defs", "definitions"))

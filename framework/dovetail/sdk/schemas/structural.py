@@ -12,17 +12,16 @@ structural tags.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from dovetail.contracts.errors import RequestError
+from dovetail.contracts.tables import table
 from dovetail.sdk.expressions import ambiguity
 from dovetail.sdk.schemas import schema
 from dovetail.sdk.schemas.references import check_references
 
-_DATA: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+_DATA: dict[str, Any] = table(__file__)
 FORMATS: dict[str, dict[str, Any]] = _DATA["formats"]
 """Formats that are read, each with its required fields, by JSON's types, and its optional ones."""
 STYLES: list[str] = _DATA["styles"]

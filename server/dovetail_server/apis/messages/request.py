@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat, Dropped, JsonObject, Names, Request, Sampling, Tools
+from dovetail.contracts.tables import table
 from dovetail.processing.refusals import unsupported, wrong
 from dovetail_server.apis.dropped import check_optional, renamed, servable
 from dovetail_server.apis.messages.editing import check_edits, edited
@@ -22,7 +22,7 @@ from dovetail_server.apis.messages.schema import (
 )
 from dovetail_server.apis.messages.turns import chat_messages
 
-CLIENT_TOOLS: dict[str, JsonObject] = msgspec.json.decode(Path(__file__).with_name("client_tools.json").read_bytes())
+CLIENT_TOOLS: dict[str, JsonObject] = table(__file__, "client_tools.json")
 """Tools that Anthropic's API describes and the client runs: shell, editor and memory, by their types.
 
 A model that was not trained on them sees a function with their published input; its call is a `tool_use` as any other.

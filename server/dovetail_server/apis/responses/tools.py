@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Dropped, JsonObject
+from dovetail.contracts.tables import table
 from dovetail.processing.refusals import unsupported, wrong
 from dovetail_server.apis.custom import CustomTools, check_type, custom_arguments
 from dovetail_server.apis.dropped import check_optional
@@ -29,7 +29,7 @@ from dovetail_server.apis.responses.tool_schema import (
 )
 
 MAX_TOOLS = 1024
-CLIENT_TOOLS: dict[str, JsonObject] = msgspec.json.decode(Path(__file__).with_name("client_tools.json").read_bytes())
+CLIENT_TOOLS: dict[str, JsonObject] = table(__file__, "client_tools.json")
 """Description and parameters of each tool that the client runs and the API describes."""
 
 
