@@ -131,8 +131,10 @@ def test_a_model_claims_it(name: str) -> None:
 
 
 FEW_EXPERTS = {"num_experts": 8, "moe_intermediate_size": 32}
+ROPE = {"rope_type": "default", "rope_theta": 5000.0}
+ROPES = {"full_attention": ROPE, "sliding_attention": ROPE}
 OTHERS = {"MistralForCausalLM": {}, "MixtralForCausalLM": {}, "Qwen3MoeForCausalLM": FEW_EXPERTS}
-OTHERS |= {name: {} for name in ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma4ForCausalLM")}
+OTHERS |= {"Gemma2ForCausalLM": {}, "Gemma3ForCausalLM": {}, "Gemma4ForCausalLM": {"rope_parameters": ROPES}}
 """Models that claim it and do not take the kit at every run, with changes of their configurations."""
 
 

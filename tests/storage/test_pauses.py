@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,15 @@ def becomes(condition: Callable[[], bool], limit_s: float) -> bool:
     return True
 
 
+def result_of(work: Future[str], victim: Killable) -> str:
+    """Wait for a thread's work; the victim is woken, also where its step comes only now, on a busy machine."""
+    while not work.done():
+        if victim.is_stopped:
+            victim.go_on()
+        time.sleep(0.005)
+    return work.result()
+
+
 def steps_of(pair: Pair, work: Callable[[], Any], takes_all: bool) -> list[tuple[str, int]]:
     """Return the steps of a piece of work, undisturbed, without those that go on anyway."""
     pair.let_survivor_work(False)
@@ -110,9 +119,8 @@ def stop(pair: Pair, site: str, occurrence: int, work: Callable[[Pair], str], pa
             found = str(pair.survivor.api.batch(batch_id)["status"]) if has_ended else "locked"
         elif is_stopped:
             found = "in a request"
-        pair.victim.go_on()
-        batch_id = working.result(60)
-    pair.victim.ask("disarm")
+        batch_id = result_of(working, pair.victim)
+        result_of(pool.submit(pair.victim.ask, "disarm"), pair.victim)
     pair.check(batch_id)
     if is_stopped:
         time.sleep(0.05)  # what it does late
