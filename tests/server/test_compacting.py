@@ -146,6 +146,7 @@ def test_openais_client_compacts(server: Harness) -> None:
     assert window.output[-1].type == "compaction"
     sent: Any = [item.model_dump(exclude_none=True, warnings=False) for item in window.output]
     assert client.responses.create(model="tiny", input=[*sent, NEW]).output_text == server.text
+    client.close()
 
 
 def test_nothing_is_compacted_where_it_is_not_worth_it(server: Harness) -> None:

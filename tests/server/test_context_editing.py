@@ -116,6 +116,7 @@ def test_anthropics_client_is_told(make_harness: Callable[..., Harness]) -> None
     whole = client.beta.messages.create(max_tokens=50, **asked)
     with client.beta.messages.stream(max_tokens=50, **asked) as stream:
         streamed = stream.get_final_message()
+    client.close()
     for found in (whole, streamed):
         assert found.context_management is not None
         assert found.context_management.applied_edits[0].type == USES["type"]

@@ -46,7 +46,8 @@ def respond(server: Harness, conversation: Any, said: str = "hi", **fields: Any)
 
 def test_with_openais_client(talking: Harness) -> None:
     """Its client creates, shows, changes and deletes conversations and their items."""
-    client = OpenAI(base_url=f"{talking.base}/v1", api_key="none").conversations
+    api = OpenAI(base_url=f"{talking.base}/v1", api_key="none")
+    client = api.conversations
     made = client.create(items=[{"role": "user", "content": "a"}], metadata={"k": "v"})
     assert (made.object, made.metadata) == ("conversation", {"k": "v"})
     assert client.retrieve(made.id) == made
@@ -62,6 +63,7 @@ def test_with_openais_client(talking: Harness) -> None:
     assert client.items.delete(found[0].id, conversation_id=made.id).id == made.id
     assert [item.id for item in client.items.list(made.id, order="asc")] == [item.id for item in found[1:]]
     assert client.delete(made.id).deleted
+    api.close()
     assert talking.get(f"{URL}/{made.id}").status_code == 404
 
 

@@ -72,6 +72,7 @@ def test_with_openais_client(talking: Harness) -> None:
         connection.response.create(model="tiny", input="more", previous_response_id="resp_none")
         error = next(event for event in connection if event.type == "error")
         assert (error.status, error.error.param) == (404, "previous_response_id")
+    client.close()
 
 
 def test_the_events_are_the_streams(talking: Harness) -> None:
