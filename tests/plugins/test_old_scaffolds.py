@@ -33,6 +33,11 @@ MOVED = (
 )
 """What packages import from where it no longer is, what they must write, and what their authors are told."""
 
+REWRITTEN = {
+    "dovetail-acme-packed": "is called as linear(ctx, spec); upgrade the package, or have its author take MatrixSpec of"
+}
+"""Whose methods have other parameters now, and what their authors are told."""
+
 
 def written(folder: Path, package: str, *, required: str, renamed: bool = True) -> str:
     """Write a package, with the names of today unless it is to stay as it was."""
@@ -61,10 +66,12 @@ def test_one_as_it_was_is_told_its_requirement(
 def test_one_that_requires_what_there_is_passes(
     package: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its author is told where each name is now that has moved, one after the other, and it passes with these."""
+    """Its author is told where each name is now, one after the other, and it passes with these; or what to rewrite."""
     folder = written(tmp_path, package, required='"dovetail-llm>=', renamed=False)
     while (code := main(["validate", folder])) != 0:
         said = " ".join(capsys.readouterr())
+        if REWRITTEN.get(package, "nothing") in said:
+            return
         old, new = next(((old, new) for old, new, told in MOVED if told in said), ("", ""))
         assert old, f"{code}: {said}"
         for file in tmp_path.glob("*.py"):
