@@ -134,9 +134,8 @@ class ForkServer:
         """
         if all(owner is not None for owner, _ in self._waiting):
             ours, theirs = _pair()
-            self._waiting.append(
-                (None, ours)
-            )  # before there is a process: a job that comes now takes it, and starts no other
+            # Before there is a process: a job that comes now takes it, and starts no other.
+            self._waiting.append((None, ours))
             self._send(theirs)
 
     def put_back(self, channel: socket.socket, most: int, owner: Hashable = None) -> None:
