@@ -264,11 +264,19 @@ def collect(arch: int, names: Sequence[str]) -> tuple[list[Kernel], list[str]]:
 
 
 def chosen(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Return one variant of each kernel, whichever has the least checksum: always the same one."""
+    """Return one variant of each kernel, whichever's constants have the least checksum: the same one in any folder.
+
+    A specialization as a whole names files of the installation, too.
+    """
     by_name: dict[str, list[Kernel]] = {}
     for kernel in kernels:
         by_name.setdefault(f"{kernel.module}.{kernel.name}", []).append(kernel)
-    return [min(some, key=lambda one: zlib.crc32(one.specialization.encode())) for some in by_name.values()]
+    return [min(some, key=_checksum) for some in by_name.values()]
+
+
+def _checksum(kernel: Kernel) -> int:
+    signature = json.loads(kernel.specialization)["signature"]
+    return zlib.crc32(f"{signature} {constants(kernel.specialization)}".encode())
 
 
 def _name(kernel: Kernel) -> str:
@@ -379,7 +387,8 @@ def main() -> int:
         found += [f"{name}: no family launches it; add one" for name in missed if name not in record["unreached"]]
     if args.write:
         RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
-    print(*found, sep="\n")
+    for line in found:
+        print(line)
     return int(bool(found))
 
 
