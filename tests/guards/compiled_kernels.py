@@ -309,9 +309,14 @@ def compiled(arch: int, kernel: Kernel) -> Report:
     return Report(name, kernel.specialization, made.metadata.shared, local, "")
 
 
+def forked(num: int) -> ProcessPoolExecutor:
+    """Return a pool of copies of this process."""
+    return ProcessPoolExecutor(num, mp_context=get_context("fork"))
+
+
 def compile_all(arch: int, kernels: Sequence[Kernel]) -> list[Report]:
     """Compile variants, two at a time; a compiler that crashes ends this with an error."""
-    with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
+    with forked(2) as pool:
         return list(pool.map(partial(compiled, arch), kernels))
 
 
@@ -368,7 +373,8 @@ def main() -> int:
     for arch in args.arch:
         source = SAME.get(arch, arch)
         if source not in collected:
-            collected[source], failures = collect(source, args.models)
+            with forked(1) as pool:  # Triton keeps the first architecture of a process
+                collected[source], failures = pool.submit(collect, source, args.models).result()
             found += failures
         kernels = collected[source]
         some = [one for one in (kernels if args.all else chosen(kernels)) if args.only in one.name]

@@ -22,11 +22,13 @@ _SPREAD = "prmt.b32 a, $2, 0, 0x1404; prmt.b32 b, $2, 0, 0x3424;"
 
 
 def _e4m3_asm(places: int, mask: str, times: str) -> str:
-    lines = ["{ .reg .b32 a, b, t, by;", _SPREAD, f"mov.b32 by, {times};" if times else ""]
+    # GPUs before Hopper have no mul.bf16x2; -0 added to a product leaves it.
+    lines = ["{ .reg .b32 a, b, t, by, none;", _SPREAD]
+    lines.append(f"mov.b32 by, {times}; mov.b32 none, 0x80008000;" if times else "")
     for index, name in enumerate("ab"):
         lines.append(f"shr.u32 t, {name}, {places}; and.b32 t, t, {mask};")
         lines.append(f"lop3.b32 t, {name}, 0x80008000, t, 0xea;")
-        lines.append(f"mul.bf16x2 ${index}, t, by;" if times else f"mov.b32 ${index}, t;")
+        lines.append(f"fma.rn.bf16x2 ${index}, t, by, none;" if times else f"mov.b32 ${index}, t;")
     return " ".join([*lines, "}"])
 
 

@@ -35,12 +35,14 @@ _HALVES = "prmt.b32 lo, $8, $9, 0x5410; prmt.b32 hi, $8, $9, 0x7632;"
 
 
 def _int4_asm() -> str:
-    lines = [".reg .b32 lo, hi, t, z0, z1, s0, s1;", _HALVES]
+    # GPUs before Hopper have no sub.bf16x2 and no mul.bf16x2; fma's results are those, -0 added to a product leaves it.
+    lines = [".reg .b32 lo, hi, t, z0, z1, s0, s1, less, none;", _HALVES]
+    lines.append("mov.b32 less, 0xbf80bf80; mov.b32 none, 0x80008000;")
     lines.append("mov.b32 z0, $10; mov.b32 z1, $11; mov.b32 s0, $12; mov.b32 s1, $13;")
     for plane in range(PLANES):
         half, which = ("lo", 0) if plane < 4 else ("hi", 1)
         lines.append(f"shr.u32 t, {half}, {4 * (plane % 4)}; lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea;")
-        lines.append(f"sub.bf16x2 t, t, z{which}; mul.bf16x2 ${plane}, t, s{which};")
+        lines.append(f"fma.rn.bf16x2 t, z{which}, less, t; fma.rn.bf16x2 ${plane}, t, s{which}, none;")
     return "{" + " ".join(lines) + "}"
 
 
