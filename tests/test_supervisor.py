@@ -18,13 +18,13 @@ import pytest
 import dovetail
 import dovetail_server
 import dovetail_testing
-from dovetail.base import supervisor
-from dovetail.base.supervisor import Supervisor
+from dovetail_server.supervision import supervisor
+from dovetail_server.supervision.supervisor import Supervisor
 
 STARTERS = ("create_task", "ensure_future", "Thread", "Timer", "run_in_executor", "start_new_thread")
 ALLOWED = {
     # The supervisor itself.
-    "dovetail/base/supervisor.py": {"create_task": 1, "Timer": 1},
+    "dovetail_server/supervision/supervisor.py": {"create_task": 1, "Timer": 1},
     # They are awaited by the request that starts them, and end with it.
     "dovetail_server/serving/generation.py": {"create_task": 1},
     "dovetail_server/serving/sse.py": {"ensure_future": 5},
@@ -217,7 +217,7 @@ def test_the_group_ends_within_its_limit_whatever_its_tasks_do(quick: Supervisor
 
 HANGING = """
 import asyncio, sys, threading, time
-from dovetail.base.supervisor import Supervisor
+from dovetail_server.supervision.supervisor import Supervisor
 how = sys.argv[1]
 async def swallow():
     while True:
@@ -248,7 +248,7 @@ def test_nothing_keeps_the_process_from_ending(how: str, code: int) -> None:
 
 SERVED = """
 import asyncio, sys, time
-from dovetail.base import supervisor
+from dovetail_server.supervision import supervisor
 from dovetail_server.start import lifecycle
 from dovetail_server.start import run
 from dovetail_server.cli import main

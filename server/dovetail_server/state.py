@@ -10,7 +10,6 @@ from fastapi import Depends
 from starlette.requests import Request
 
 from dovetail import __version__
-from dovetail.base.supervisor import Supervisor
 from dovetail.contracts.api import Api, ServerFacts
 from dovetail.engine.client import EngineClient
 from dovetail.plugins.records import PluginState
@@ -24,6 +23,7 @@ from dovetail_server.observe.slow_log import SlowLog
 from dovetail_server.reading.context import ReadingContext
 from dovetail_server.serving.hooks import ApiHooks
 from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.supervision.supervisor import Supervisor
 from dovetail_server.tenants.tenant import Tenant
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the engine process does
 
 from dovetail.base.settings import EngineSettings
-from dovetail.engine.process import ProcessClient
 from dovetail.messages import SamplerParams, Submit
 from dovetail.plugins import Registry, make_plan
+from dovetail_server.supervision.engine_process import ProcessClient
 
 BASE: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],

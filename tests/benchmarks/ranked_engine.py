@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.base.settings import EngineSettings
-from dovetail.engine.process import ProcessClient, Restarts
 from dovetail.messages import ProfileSpec, SamplerParams, Submit, TokenDelta
 from dovetail.plugins import Registry, make_plan
 from dovetail.runtime.hf_config import architecture, quant_method, read_config
+from dovetail_server.supervision.engine_process import ProcessClient, Restarts
 
 Run = list[tuple[float, TokenDelta]]
 """What came of a stream, and when."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from dovetail.base.settings import EngineSettings
 from dovetail.demo import MODEL_DIR
 from dovetail.engine.loop import ClosedError, Transport
-from dovetail.engine.process import ProcessClient
 from dovetail.engine.wire import SocketTransport
 from dovetail.messages import (
     Abort,
@@ -28,6 +27,7 @@ from dovetail.messages import (
 )
 from dovetail.plugins import PluginPlan
 from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail_server.supervision.engine_process import ProcessClient
 
 TEXT = "The quick brown fox jumps over the lazy dog; 42 élèves comptent 1, 2, 3 and then some more.\n"
 

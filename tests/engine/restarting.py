@@ -16,9 +16,9 @@ import msgspec
 
 from dovetail.base.settings import EngineSettings
 from dovetail.demo import MODEL_DIR
-from dovetail.engine.process import ProcessClient, Restarts
 from dovetail.messages import GrammarOption, SamplerParams, Submit, TokenDelta
 from dovetail.plugins import Registry, make_plan
+from dovetail_server.supervision.engine_process import ProcessClient, Restarts
 
 JSON_STEP = GrammarOption(
     backend="llguidance",

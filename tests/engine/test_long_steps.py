@@ -12,9 +12,9 @@ import pytest
 from restarting import make_engine
 
 from dovetail.engine.limits import StepLimits
-from dovetail.engine.process import ProcessClient, Restarts
 from dovetail.engine.recovery import MAX_PATIENCE, PATIENCE, Recovery
 from dovetail.messages import Finish, SamplerParams, Submit
+from dovetail_server.supervision.engine_process import ProcessClient, Restarts
 
 BODY = """
 import ctypes, pathlib, sys, time

@@ -9,10 +9,16 @@ from pathlib import Path
 import pytest
 from restarting import Reading, kill, make_engine, make_scripted, mixed, plain, ready
 
-from dovetail.engine.poison_isolation import RestartLimit, has_got_on, is_poison_candidate, note_crash, to_try
-from dovetail.engine.process import Restarts
 from dovetail.engine.streams import RequestEntry
 from dovetail.messages import POISON, SamplerParams, Submit, TokenDelta
+from dovetail_server.supervision.engine_process import Restarts
+from dovetail_server.supervision.poison_isolation import (
+    RestartLimit,
+    has_got_on,
+    is_poison_candidate,
+    note_crash,
+    to_try,
+)
 
 DEADLY = """
 import os, sys

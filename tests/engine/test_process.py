@@ -18,10 +18,10 @@ from restarting import make_scripted
 from dovetail.base.frames import FrameReader, frame
 from dovetail.base.settings import EngineSettings
 from dovetail.contracts.errors import ConfigError, EngineDeadError
-from dovetail.engine.process import ProcessClient, Restarts
-from dovetail.engine.process_handle import BACKLOG_BYTES, EngineConnection, EngineProcess
 from dovetail.messages import SamplerParams, StepDeltas, Submit, TokenDelta
 from dovetail.plugins import Registry, make_plan
+from dovetail_server.supervision.engine_process import ProcessClient, Restarts
+from dovetail_server.supervision.process_handle import BACKLOG_BYTES, EngineConnection, EngineProcess
 from dovetail_testing.engine import collect, tokens
 
 
@@ -115,7 +115,7 @@ def test_the_engine_ends_when_its_parent_is_killed(qwen3: Path, tmp_path: Path) 
             f"""
             import asyncio, sys
             from dovetail.messages import SamplerParams, Submit
-            from dovetail.engine.process import ProcessClient
+            from dovetail_server.supervision.engine_process import ProcessClient
             from dovetail.plugins import Registry, make_plan
             from dovetail.base.settings import EngineSettings
 

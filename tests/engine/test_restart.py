@@ -13,10 +13,10 @@ from restarting import Reading, kill, make_engine, make_scripted, mixed, plain, 
 
 from dovetail.contracts.errors import EngineDeadError, EngineError
 from dovetail.contracts.observers import LoadStats, StatLogger
-from dovetail.engine import process
-from dovetail.engine.process import Restarts
 from dovetail.messages import SamplerParams, Submit
 from dovetail_server.observe.observers import Observers
+from dovetail_server.supervision import engine_process
+from dovetail_server.supervision.engine_process import Restarts
 
 SCRIPTED_AND_REAL = [False, pytest.param(True, marks=pytest.mark.full)]
 
@@ -204,8 +204,8 @@ def test_an_engine_that_never_comes_up_is_not_awaited_for_ever(
     connects: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that does not connect, or connects and says nothing more, fails the start after the limit."""
-    monkeypatch.setattr(process, "CONNECT_S", 4.0 if connects else 0.8)
-    monkeypatch.setattr(process, "START_STALL_S", 0.8)
+    monkeypatch.setattr(engine_process, "CONNECT_S", 4.0 if connects else 0.8)
+    monkeypatch.setattr(engine_process, "START_STALL_S", 0.8)
     text = "import socket, sys, time\n"
     text += "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n" if connects else ""
 

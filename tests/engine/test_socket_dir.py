@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.engine.process_handle import PREFIX, SocketDir, remove_stale
+from dovetail_server.supervision.process_handle import PREFIX, SocketDir, remove_stale
 
 HOLD = """
 import sys, socket
-from dovetail.engine.process_handle import SocketDir
+from dovetail_server.supervision.process_handle import SocketDir
 place = SocketDir()
 socket.socket(socket.AF_UNIX).bind(str(place.path))
 print(place.path, flush=True)

@@ -206,7 +206,7 @@ def test_a_step_is_told_of_changes_once_even_if_it_fails() -> None:
 def test_an_engine_imports_no_torch() -> None:
     """Nor what computes its steps."""
     code = (
-        "import sys, dovetail.engine.core, dovetail.engine.process, dovetail.messages.executor\n"
+        "import sys, dovetail.engine.core, dovetail_server.supervision.engine_process, dovetail.messages.executor\n"
         "found = [m for m in sys.modules if m == 'torch' or m.startswith(('dovetail.runtime', 'dovetail.executor'))]\n"
         "print(found)"
     )

@@ -33,14 +33,14 @@ class Loopback(StreamClient):
         super().__init__(seed=seed)
         self.sent: list[ToEngine] = []
 
-    def _send(self, message: ToEngine) -> None:
+    def send_to_engine(self, message: ToEngine) -> None:
         self.sent.append(message)
 
     def tick(self, *deltas: TokenDelta) -> None:
-        self._receive(StepDeltas(step=1, deltas=list(deltas)))
+        self.receive(StepDeltas(step=1, deltas=list(deltas)))
 
     def lose(self) -> None:
-        self._engine_died("gone")
+        self.engine_died("gone")
 
 
 def submit(rid: str = "a") -> Submit:
@@ -173,9 +173,9 @@ def test_a_client_sets_seeds_and_keeps_them() -> None:
     async def main() -> list[Submit]:
         client = Loopback(seed=11)
         streams_ = [client.submit(submit()) for _ in range(3)]
-        for each in list(client._entries.values()):
-            client._renumber(each)
-            client._dispatch(each)
+        for each in list(client.entries.values()):
+            client.renumber(each)
+            client.dispatch(each)
         assert len(streams_) == 3
         return [message for message in client.sent if isinstance(message, Submit)]
 

@@ -22,12 +22,12 @@ from dovetail.base.settings import EngineSettings
 from dovetail.client import launch
 from dovetail.contracts.errors import ConfigError
 from dovetail.engine.core import EngineCore
-from dovetail.engine.process import Restarts
 from dovetail.executor.followers import ProcessFollower, RankError
 from dovetail.executor.group import GroupExecutor, about, check_same
 from dovetail.messages import SamplerParams, Submit
 from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.memory.plan import DeviceBytes
+from dovetail_server.supervision.engine_process import Restarts
 from dovetail_testing.models import make_model
 
 FULL = pytest.mark.full

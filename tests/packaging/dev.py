@@ -41,6 +41,7 @@ ELSEWHERE = {
     "server/dovetail_server/batches": ["storage"],
     "server/dovetail_server/cli/plugin": ["plugins"],
     "server/dovetail_server/compat": ["server"],
+    "server/dovetail_server/supervision": ["engine", "test_*.py"],
     "docs/examples": ["packaging"],
     "tests": ["packaging"],
     "tests/benchmarks": ["docs"],

@@ -46,7 +46,7 @@ def test_of_a_folder_the_files_that_import_what_changed_are_collected() -> None:
     """By the name of its module, whichever way it is imported."""
     found = nearest(["tests/engine"], ["framework/dovetail/engine/tree/radix.py"], {"nothing"})
     assert found == files_of("tests/engine")
-    found = nearest(["tests/engine"], ["framework/dovetail/engine/process.py"], {"nothing"})
+    found = nearest(["tests/engine"], ["server/dovetail_server/supervision/engine_process.py"], {"nothing"})
     assert "tests/engine/test_process.py" in found
     assert 0 < len(found) < len(files_of("tests/engine"))
 

@@ -346,5 +346,5 @@ def test_the_api_process_does_not_import_torch() -> None:
     """Everything the HTTP process runs is importable without torch, and without what only a database needs."""
     heavy = {"torch", "transformers", "numpy", "sqlalchemy", "alembic"}
     ours = ", ".join(f"dovetail_server.start.{name}" for name in ("app", "run", "lifecycle"))
-    code = f"import sys, dovetail.engine.process, {ours}; print(*{heavy} & set(sys.modules))"
+    code = f"import sys, dovetail_server.supervision.engine_process, {ours}; print(*{heavy} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "\n"

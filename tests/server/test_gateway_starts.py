@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 from gateway_process import Served, chat
 
-from dovetail.base.supervisor import Supervisor
 from dovetail.contracts.errors import DovetailError
 from dovetail_server.gateway import child as child_module
 from dovetail_server.gateway import run as run_module
@@ -29,6 +28,7 @@ from dovetail_server.gateway.placement import LINE_BYTES, _last_line
 from dovetail_server.gateway.relayed_log import WorkerLog
 from dovetail_server.gateway.run import Gateway
 from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.supervision.supervisor import Supervisor
 
 pytestmark = pytest.mark.timeout(240)
 

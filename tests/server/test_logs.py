@@ -11,11 +11,11 @@ import pytest
 from harness import Harness
 
 from dovetail.contracts.errors import EngineError
-from dovetail.engine.process import ProcessClient
 from dovetail.plugins import Registry, make_plan
 from dovetail_server.observe.logs import SHOWN, without_secrets
 from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.start.run import make_engine
+from dovetail_server.supervision.engine_process import ProcessClient
 
 
 @pytest.mark.parametrize(

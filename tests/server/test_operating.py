@@ -13,13 +13,13 @@ import pytest
 from harness import Harness
 from prometheus_client.parser import text_string_to_metric_families
 
-from dovetail.base.supervisor import Supervisor
 from dovetail.contracts.observers import ChoiceTimes, LoadStats, RequestEnd
 from dovetail_server.gateway.child import Child
 from dovetail_server.gateway.fleet import Worker
 from dovetail_server.metrics.exposition import Metrics
 from dovetail_server.observe.logs import SkipCancelled, SkipStatic
 from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.supervision.supervisor import Supervisor
 
 LOAD: dict[str, Any] = dict.fromkeys(
     ("step", "num_running", "num_queued", "num_used_tokens", "num_cached_tokens", "max_total_tokens"), 1

@@ -33,8 +33,8 @@ class Running:
         listener.close()
         self.base = f"http://127.0.0.1:{self.port}"
         code = (
-            "import sys; from dovetail.engine import process; from dovetail_server.cli import main\n"
-            "process.STOP_TIMEOUT_S = 600\n"  # an end that waits for an engine that hangs is one that never comes
+            "import sys; from dovetail_server.supervision import engine_process; from dovetail_server.cli import main\n"
+            "engine_process.STOP_TIMEOUT_S = 600\n"  # waiting for an engine that hangs never ends
             "sys.exit(main(sys.argv[1:]))"
         )
         command = [sys.executable, "-c", code, "serve", "--port", str(self.port), "--num-threads", "1", *flags]

@@ -14,7 +14,6 @@ from harness import Harness
 from replies import fold_response, response_events, strict_response, text_of
 from response_requests import ask, prompt_of, refused
 
-from dovetail.base.supervisor import Supervisor
 from dovetail_server.apis.responses.background import (
     LOG_BYTES,
     LOG_S,
@@ -22,6 +21,7 @@ from dovetail_server.apis.responses.background import (
     BackgroundResponses,
     LiveResponse,
 )
+from dovetail_server.supervision.supervisor import Supervisor
 
 
 def test_stored_responses_are_fetched_listed_and_deleted(harness: Harness) -> None:

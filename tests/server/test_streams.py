@@ -32,7 +32,7 @@ class Ticking(StreamClient):
 
     def __init__(self, harness: Harness, ids: list[int], burst: int) -> None:
         super().__init__()
-        self._receive(Ready(harness.engine.info))
+        self.receive(Ready(harness.engine.info))
         self.ids, self.burst = ids, burst
         self.live: dict[int, int] = {}
         self.aborted: list[int] = []
@@ -45,7 +45,7 @@ class Ticking(StreamClient):
             await asyncio.sleep(0)
 
     async def close(self, *, wait: bool = True) -> None:
-        self._engine_died("closed by the test")
+        self.engine_died("closed by the test")
 
     def tick(self) -> None:
         deltas = []
@@ -55,9 +55,9 @@ class Ticking(StreamClient):
             deltas.append(TokenDelta(handle=handle, ids=[self.ids[at]], prompt_tokens=1, finish=finish))
             if finish is not None:
                 del self.live[handle]
-        self._receive(StepDeltas(step=self.step + 1, deltas=deltas))
+        self.receive(StepDeltas(step=self.step + 1, deltas=deltas))
 
-    def _send(self, message: ToEngine) -> None:
+    def send_to_engine(self, message: ToEngine) -> None:
         if isinstance(message, Submit):
             self.live[message.handle] = 0
         elif isinstance(message, Abort) and self.live.pop(message.handle, None) is not None:

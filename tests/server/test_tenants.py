@@ -32,12 +32,12 @@ class LateEngine(StreamClient):
 
     def __init__(self, harness: Harness) -> None:
         super().__init__()
-        self._receive(Ready(harness.engine.info))
+        self.receive(Ready(harness.engine.info))
         self.inbox: deque[tuple[int, ToEngine]] = deque()
         self.live: dict[int, tuple[list[int], int]] = {}
         self.encode = harness.tokenizer.encode
 
-    def _send(self, message: ToEngine) -> None:
+    def send_to_engine(self, message: ToEngine) -> None:
         self.inbox.append((self.step + 2 * isinstance(message, Abort), message))
 
     async def run(self) -> None:
@@ -61,13 +61,13 @@ class LateEngine(StreamClient):
             self.live[handle] = ids, at + 1
             if finish is not None:
                 del self.live[handle]
-        self._receive(StepDeltas(step=self.step + 1, deltas=deltas))
+        self.receive(StepDeltas(step=self.step + 1, deltas=deltas))
 
     def said(self, delta: TokenDelta) -> None:
-        self._receive(StepDeltas(step=self.step + 1, deltas=[delta]))
+        self.receive(StepDeltas(step=self.step + 1, deltas=[delta]))
 
     async def close(self, *, wait: bool = True) -> None:
-        self._engine_died("closed by the test")
+        self.engine_died("closed by the test")
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from dovetail.base.supervisor import Supervisor
 from dovetail_server.batches.lazy import LazyStorage
 from dovetail_server.errors.catalogue import ServiceError
 from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.storage.database import Database, connect, database_url
+from dovetail_server.supervision.supervisor import Supervisor
 
 SLOW = sa.text(
     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300000) SELECT count(*) FROM n"

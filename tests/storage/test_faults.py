@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from dovetail.base import supervisor
 from dovetail_server.batches import backoff, lifecycle, processes, runner, service, writer
 from dovetail_server.schema.batches import BatchError
 from dovetail_server.storage.disk import PASSING
+from dovetail_server.supervision import supervisor
 
 from .conftest import Api, Harness, jsonl, line
 from .steps import Steps, watch_database, watched_disk

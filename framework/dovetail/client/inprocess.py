@@ -32,18 +32,18 @@ class InProcessClient(StreamClient):
     async def start(self) -> EngineInfo:
         """See `EngineClient.start`."""
         self._loop = asyncio.get_running_loop()
-        self._started = self._loop.create_future()
+        self.started = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, name="dovetail-engine", daemon=True)
         self._thread.start()
-        return await self._started
+        return await self.started
 
     async def close(self, *, wait: bool = True) -> None:
         """See `EngineClient.close`."""
         if self._thread is not None and self._thread.is_alive():
-            self._send(Control(id=0, op="shutdown"))
+            self.send_to_engine(Control(id=0, op="shutdown"))
             if wait:
                 await asyncio.to_thread(self._thread.join)
-        self._engine_died(CLOSED)
+        self.engine_died(CLOSED)
 
     def poll(self, timeout_s: float) -> list[ToEngine]:
         """See `Transport.poll`; called by the engine's thread."""
@@ -61,11 +61,11 @@ class InProcessClient(StreamClient):
         if self._loop is None or self._loop.is_closed():
             raise ClosedError("the event loop is closed")
         try:
-            self._loop.call_soon_threadsafe(self._receive, message)
+            self._loop.call_soon_threadsafe(self.receive, message)
         except RuntimeError as error:  # closed between the check and the call
             raise ClosedError(str(error)) from None
 
-    def _send(self, message: ToEngine) -> None:
+    def send_to_engine(self, message: ToEngine) -> None:
         self._inbox.put(message)
 
     def _run(self) -> None:

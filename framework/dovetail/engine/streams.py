@@ -231,20 +231,21 @@ class EngineTokenStream:
 
 
 class StreamClient(ABC):
-    """Everything of an `EngineClient` but the transport; subclasses send, and call `_receive` and `_engine_died`."""
+    """Everything of an `EngineClient` but the transport; subclasses send, and call `receive` and `engine_died`."""
 
     def __init__(self, *, seed: int | None = None) -> None:
         """Nothing is submitted yet; `seed` seeds requests without a seed. Default: a random one."""
         self._seed = secrets.randbits(63) if seed is None else seed
         self._info: EngineInfo | None = None
-        self._step = 0
+        self.step = 0
+        """The last step counter heard from the engine."""
         self.dead: str | None = None
         """Why the engine is gone, or None while it lives."""
-        self._started: asyncio.Future[EngineInfo] | None = None
-        self._entries: dict[int, RequestEntry] = {}
+        self.started: asyncio.Future[EngineInfo] | None = None
+        self.entries: dict[int, RequestEntry] = {}
         self._handles = itertools.count(1)
         self._prefill_handles = itertools.count(PREFILL_HANDLES)
-        self._replies: dict[int, tuple[Control, asyncio.Future[dict[str, Any]]]] = {}
+        self.replies: dict[int, tuple[Control, asyncio.Future[dict[str, Any]]]] = {}
         self._ids = itertools.count(1)
         self.cache_watch: CacheWatch | None = None
         self._num_engines = 0
@@ -255,11 +256,6 @@ class StreamClient(ABC):
         if self._info is None:
             raise EngineError("the engine has not been started")
         return self._info
-
-    @property
-    def step(self) -> int:
-        """The last step counter heard from the engine."""
-        return self._step
 
     @property
     def restarting(self) -> str | None:
@@ -274,12 +270,12 @@ class StreamClient(ABC):
     @property
     def num_streams(self) -> int:
         """Requests whose streams are open."""
-        return len(self._entries)
+        return len(self.entries)
 
     @property
     def num_unanswered(self) -> int:
         """See `EngineClient.num_unanswered`."""
-        return sum(not (entry.output or entry.has_ended) for entry in self._entries.values())
+        return sum(not (entry.output or entry.has_ended) for entry in self.entries.values())
 
     def submit(self, request: Submit, *, every: int = 1) -> EngineTokenStream:
         """See `EngineClient.submit`."""
@@ -290,15 +286,15 @@ class StreamClient(ABC):
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=derive_seed(self._seed, handle))
         entry = RequestEntry(msgspec.structs.replace(request, handle=handle, params=params), every)
-        self._entries[handle] = entry
-        self._dispatch(entry)
+        self.entries[handle] = entry
+        self.dispatch(entry)
         return EngineTokenStream(self, entry)
 
     def close_stream(self, entry: RequestEntry, *, finished: bool) -> None:
         """A stream has ended or was closed: forget it, and tell the engine if it does not know yet."""
-        self._entries.pop(entry.submit.handle, None)
+        self.entries.pop(entry.submit.handle, None)
         if not finished and self.dead is None and entry.is_sent and not entry.has_ended:
-            self._send(Abort(entry.submit.handle))
+            self.send_to_engine(Abort(entry.submit.handle))
 
     def abort(self, entry: RequestEntry) -> None:
         """Abort a request; its stream ends with a delta that says so."""
@@ -306,21 +302,21 @@ class StreamClient(ABC):
             return
         entry.is_aborted = True
         if entry.is_sent:
-            self._send(Abort(entry.submit.handle))
+            self.send_to_engine(Abort(entry.submit.handle))
         else:
             entry.end(ABORTED)
 
-    def _dispatch(self, entry: RequestEntry) -> None:
+    def dispatch(self, entry: RequestEntry) -> None:
         """Send a request to the engine."""
         entry.is_sent = True
-        self._send(entry.submit)
+        self.send_to_engine(entry.submit)
 
-    def _renumber(self, entry: RequestEntry) -> None:
+    def renumber(self, entry: RequestEntry) -> None:
         """Give a request that an engine had another handle: later messages of that engine for it are ignored."""
-        del self._entries[entry.submit.handle]
+        del self.entries[entry.submit.handle]
         entry.submit = entry.resumed(next(self._handles))
         entry.is_sent = entry.is_admitted = False
-        self._entries[entry.submit.handle] = entry
+        self.entries[entry.submit.handle] = entry
 
     async def control(self, op: str, profile: ProfileSpec | None = None, *, after: int = 0) -> dict[str, Any]:
         """See `EngineClient.control`."""
@@ -329,24 +325,24 @@ class StreamClient(ABC):
         number = next(self._ids)
         reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         command = Control(id=number, op=op, profile=profile, after=after)  # type: ignore[arg-type]  # the engine checks it
-        self._replies[number] = command, reply
-        self._send(command)
+        self.replies[number] = command, reply
+        self.send_to_engine(command)
         try:
             result: dict[str, Any] = await reply
             return result
         finally:
-            self._replies.pop(number, None)
+            self.replies.pop(number, None)
 
     @abstractmethod
-    def _send(self, message: ToEngine) -> None:
+    def send_to_engine(self, message: ToEngine) -> None:
         """Hand one message to the engine, without waiting."""
 
-    def _receive(self, message: FromEngine) -> None:
+    def receive(self, message: FromEngine) -> None:
         """Take one message from the engine, on the event loop."""
         if isinstance(message, StepDeltas):
-            self._step = message.step
+            self.step = message.step
             for delta in message.deltas:
-                entry = self._entries.get(delta.handle)
+                entry = self.entries.get(delta.handle)
                 if entry is not None and not entry.put(delta):
                     self._drop_slow_reader(entry)
         elif isinstance(message, CacheChanged):
@@ -354,10 +350,10 @@ class StreamClient(ABC):
                 self.cache_watch.changed(message.events)
         elif isinstance(message, Admitted):
             for handle in message.handles:
-                if (entry := self._entries.get(handle)) is not None:
+                if (entry := self.entries.get(handle)) is not None:
                     entry.is_admitted = True
         elif isinstance(message, ControlReply):
-            waiting = self._replies.get(message.id)
+            waiting = self.replies.get(message.id)
             if waiting is not None and not waiting[1].done():
                 waiting[1].set_result(message.result)
         elif isinstance(message, Ready):
@@ -365,10 +361,10 @@ class StreamClient(ABC):
                 self.cache_watch.cleared(self._num_engines)
             self._num_engines += 1
             self._info = message.info
-            if self._started is not None and not self._started.done():
-                self._started.set_result(message.info)
+            if self.started is not None and not self.started.done():
+                self.started.set_result(message.info)
         elif isinstance(message, EngineFailed):
-            self._engine_died(message.message, user_error=message.user_error)
+            self.engine_died(message.message, user_error=message.user_error)
 
     def _drop_slow_reader(self, entry: RequestEntry) -> None:
         """End a request whose reader is too far behind: what waits for it is dropped, to be told instead."""
@@ -377,15 +373,15 @@ class StreamClient(ABC):
             TokenDelta(handle=entry.submit.handle, ids=[], finish=Finish("abort", None, SLOW_READER, "slow_reader"))
         )
 
-    def _engine_died(self, why: str, *, user_error: bool = False) -> None:
+    def engine_died(self, why: str, *, user_error: bool = False) -> None:
         """The engine is gone: end everything that waits for it. The first reason is kept."""
         if self.dead is not None:
             return
         self.dead = why
-        if self._started is not None and not self._started.done():
-            self._started.set_exception(ConfigError(why) if user_error else EngineError(why))
-        for entry in self._entries.values():
+        if self.started is not None and not self.started.done():
+            self.started.set_exception(ConfigError(why) if user_error else EngineError(why))
+        for entry in self.entries.values():
             entry.fail(EngineDeadError(why))
-        for _, reply in self._replies.values():
+        for _, reply in self.replies.values():
             if not reply.done():
                 reply.set_exception(EngineDeadError(why))

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dovetail.base.supervisor import Supervisor
 from dovetail_server.errors import catalogue as errors
 from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.storage.paths import StoragePaths, storage_folder
+from dovetail_server.supervision.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from dovetail_server.batches.service import StorageService

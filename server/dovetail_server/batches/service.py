@@ -31,8 +31,8 @@ from dovetail_server.storage.paths import StoragePaths, storage_folder
 from dovetail_server.storage.process_lease import ProcessLease
 
 if TYPE_CHECKING:
-    from dovetail.base.supervisor import Service
     from dovetail_server.reading.context import ReadingContext
+    from dovetail_server.supervision.supervisor import SupervisedService
 
 logger = logging.getLogger("dovetail.server")
 SWEEP_S = 60.0
@@ -73,7 +73,7 @@ class StorageService:
         self.conversations = ConversationStore(settings, database, state.keys)
         self.background = BackgroundResponses(state.tasks)
         self._tasks = state.tasks
-        self._services: list[Service] = []
+        self._services: list[SupervisedService] = []
         self._problems: dict[str, str] = {}
 
     @classmethod

@@ -17,7 +17,6 @@ from rich.table import Table
 import dovetail
 from dovetail.base.settings import EngineSettings
 from dovetail.contracts.errors import ConfigError, EngineError
-from dovetail.engine.process import ProcessClient
 from dovetail.messages import EngineInfo, SamplerParams, Submit
 from dovetail.plugins import PluginPlan
 from dovetail_server.bench import bandwidth, report
@@ -26,6 +25,7 @@ from dovetail_server.bench.roofline import Bandwidth, Roofline, facts_of, quanti
 from dovetail_server.bench.workloads import Workload, new_seed
 from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.start.run import engine_settings
+from dovetail_server.supervision.engine_process import ProcessClient
 
 # The engine without HTTP: a process of its own, as it serves, whose tokens are read here as they come.
 

@@ -118,8 +118,8 @@ def serve(settings: ServeSettings) -> int:
     if is_demo:
         print_demo_note()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the HTTP server takes signals over
-    from dovetail.base.supervisor import Supervisor
     from dovetail_server.start.run import new_event_loop, run
+    from dovetail_server.supervision.supervisor import Supervisor
 
     tasks = Supervisor()
     with tasks.cancelling_exit(), asyncio.Runner(loop_factory=new_event_loop) as runner:

@@ -20,9 +20,9 @@ from dovetail_server.gateway.relayed_log import MAX_LINE_BYTES, WorkerLog
 from dovetail_server.gateway.worker_settings import worker_config, worker_environment
 
 if TYPE_CHECKING:
-    from dovetail.base.supervisor import Supervisor
     from dovetail_server.gateway.fleet import Worker
     from dovetail_server.settings.serve import ServeSettings
+    from dovetail_server.supervision.supervisor import Supervisor
 
 logger = logging.getLogger("dovetail.server")
 FIRST_DELAY_S = 0.2

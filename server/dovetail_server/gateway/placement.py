@@ -32,7 +32,7 @@ from dovetail_server.gateway.fleet import Fleet, Worker
 from dovetail_server.gateway.relayed_log import COLOURS
 
 if TYPE_CHECKING:
-    from dovetail.base.supervisor import Supervisor
+    from dovetail_server.supervision.supervisor import Supervisor
 
 logger = logging.getLogger("dovetail.server")
 MODEL = "dovetail"

@@ -17,7 +17,6 @@ from pydantic import SecretStr
 from starlette.applications import Starlette
 
 from dovetail.base.process_limits import num_cores
-from dovetail.base.supervisor import LAST_RESORT_S, Service, Supervisor
 from dovetail.contracts.errors import ConfigError, DovetailError, PluginError
 from dovetail_server.gateway.child import Child, reserve_port
 from dovetail_server.gateway.fan_out import FanOut
@@ -33,6 +32,7 @@ from dovetail_server.start import preflight
 from dovetail_server.start.app import FORM_BYTES, make_relay_app
 from dovetail_server.start.run import announce, forget_secrets, new_event_loop
 from dovetail_server.start.startup import StartupTimer
+from dovetail_server.supervision.supervisor import LAST_RESORT_S, SupervisedService, Supervisor
 
 if TYPE_CHECKING:
     from dovetail_server.settings.serve import ServeSettings
@@ -114,7 +114,7 @@ class Gateway:
         self.fleet = fleet
         self.children = children
         self.tasks = tasks
-        self._worker_health: list[Service] = []
+        self._worker_health: list[SupervisedService] = []
         self._is_renewing = self._is_renewed_again = False
 
     async def run(self, listener: socket.socket, phases: StartupTimer) -> int:

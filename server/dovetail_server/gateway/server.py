@@ -12,9 +12,9 @@ from types import FrameType
 
 from starlette.types import ASGIApp
 
-from dovetail.base.supervisor import LAST_RESORT_S
 from dovetail_server.gateway.state import GatewayState
 from dovetail_server.start.lifecycle import LINGER_S, DrainingServer
+from dovetail_server.supervision.supervisor import LAST_RESORT_S
 
 logger = logging.getLogger("dovetail.server")
 

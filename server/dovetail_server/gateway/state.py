@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import aiohttp
 from starlette.types import Scope
 
-from dovetail.base.supervisor import Supervisor
 from dovetail_server.gateway.fleet import Fleet
 from dovetail_server.gateway.placement import Placement
 from dovetail_server.relay.places import RelayState
 from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.supervision.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from dovetail_server.gateway.child import Child

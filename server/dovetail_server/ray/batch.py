@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from dovetail.base.supervisor import Supervisor
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail_server.apis.loaded import named_apis, of_batches
 from dovetail_server.batches.execute import run_to_end
@@ -28,6 +27,7 @@ from dovetail_server.ray.options import ClusterNode, RayModel, RayOptions, actor
 from dovetail_server.ray.replica import ReplicaServer
 from dovetail_server.schema.batches import decode_line
 from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.supervision.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from tqdm import tqdm

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 from dovetail.base import log
-from dovetail.base.supervisor import Supervisor
 from dovetail.contracts.errors import ConfigError, EngineError
 from dovetail.processing.prepare import prepare
 from dovetail_server.apis.loaded import apis_of
@@ -22,6 +21,7 @@ from dovetail_server.start.app import create_app
 from dovetail_server.start.run import forget_secrets, get_ready, make_engine, start_engine
 from dovetail_server.start.startup import StartupTimer
 from dovetail_server.state import ServerState
+from dovetail_server.supervision.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Send

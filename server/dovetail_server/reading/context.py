@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from dovetail.base.process_limits import num_cores
-from dovetail.base.supervisor import Supervisor
 from dovetail.contracts.api import Api, Route
 from dovetail.engine.client import EngineClient
 from dovetail.text.inline import InlineCostError
@@ -26,6 +25,7 @@ from dovetail_server.schema.unknown import UnknownFields
 from dovetail_server.serving.context import ServingContext
 from dovetail_server.serving.hooks import ApiHooks
 from dovetail_server.settings.serve import MAX_IMAGES, ServeSettings
+from dovetail_server.supervision.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from dovetail.processing.images import Message, PreparedImage

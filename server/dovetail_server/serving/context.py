@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from starlette.types import Scope
 
 from dovetail import __version__
-from dovetail.base.supervisor import Supervisor
 from dovetail.contracts.errors import EngineDeadError, RequestError
 from dovetail.engine.client import EngineClient, TokenStream
 from dovetail.messages import EngineInfo
@@ -22,6 +21,7 @@ from dovetail_server.schema.models import OPENAI
 from dovetail_server.serving.hooks import ApiHooks
 from dovetail_server.serving.served import Served
 from dovetail_server.settings.serve import ServeSettings
+from dovetail_server.supervision.supervisor import Supervisor
 from dovetail_server.tenants.tenant import Tenant, share_of
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ from typing import Any, Protocol
 import uvicorn
 from starlette.types import ASGIApp, Scope
 
-from dovetail.base.supervisor import LAST_RESORT_S
 from dovetail_server.http.connections import Connections
 from dovetail_server.http.protocol import BoundedHttp
 from dovetail_server.observe.logs import uvicorn_config
 from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.state import ServerState
+from dovetail_server.supervision.supervisor import LAST_RESORT_S
 
 logger = logging.getLogger("dovetail.server")
 LINGER_NOT = struct.pack("ii", 1, 0)

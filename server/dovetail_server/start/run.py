@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from dovetail.base import imports
 from dovetail.base.distribution import DISTRIBUTION
 from dovetail.base.settings import EngineSettings
-from dovetail.base.supervisor import LAST_RESORT_S, Supervisor
 from dovetail.contracts.errors import EngineError
 from dovetail.engine.client import EngineClient
 from dovetail.engine.streams import CLOSED
@@ -25,6 +24,7 @@ from dovetail_server.reading.threads import num_threads, set_threads
 from dovetail_server.serving.hooks import ApiHooks
 from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.start.startup import ENGINE, StartupTimer, engine_notes
+from dovetail_server.supervision.supervisor import LAST_RESORT_S, Supervisor
 
 if TYPE_CHECKING:
     from dovetail.contracts.api import Api
@@ -61,7 +61,7 @@ def engine_settings(settings: ServeSettings) -> EngineSettings:
 
 def make_engine(settings: ServeSettings, plan: PluginPlan) -> EngineClient:
     """Make the client of an engine in its own process."""
-    from dovetail.engine.process import ProcessClient, Restarts
+    from dovetail_server.supervision.engine_process import ProcessClient, Restarts
 
     restarts = Restarts(
         max_restarts=settings.max_engine_restarts,

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from dovetail.base.supervisor import Supervisor
 from dovetail.contracts.errors import RequestError
 from dovetail_server.apis.responses import objects as ro
 from dovetail_server.apis.responses.keeper import ResponseRecorder
@@ -20,6 +19,7 @@ from dovetail_server.errors import catalogue as errors
 from dovetail_server.http.auth import CALLER
 from dovetail_server.serving import run
 from dovetail_server.serving.job import Job
+from dovetail_server.supervision.supervisor import Supervisor
 
 LOG_S = 300.0
 """Events of finished responses are kept for so long."""

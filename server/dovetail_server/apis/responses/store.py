@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from dovetail.base.supervisor import Supervisor
 from dovetail.contracts.errors import RequestError
 from dovetail_server.apis.responses import objects as ro
 from dovetail_server.apis.responses.items import OPEN, Item, missing, response_of_item, turn_items
@@ -25,6 +24,7 @@ from dovetail_server.storage.database import Database
 from dovetail_server.storage.owned_rows import OwnedRows, too_much
 from dovetail_server.storage.process_lease import ProcessLease
 from dovetail_server.storage.tables import responses as table
+from dovetail_server.supervision.supervisor import Supervisor
 
 MAX_TURNS = 10_000
 """Longest chain of `previous_response_id`."""

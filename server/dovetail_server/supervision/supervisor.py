@@ -34,7 +34,7 @@ LAST_RESORT_S = 30.0
 MAX_CAUSES = 256
 
 
-class Service:
+class SupervisedService:
     """Work that goes on as long as the process: when it dies, it is started again, later each time."""
 
     def __init__(self, group: Supervisor, name: str, work: Callable[[], Awaitable[None]]) -> None:
@@ -95,7 +95,7 @@ class Supervisor:
         self.crashes: Counter[str] = Counter()
         """How often work died, by its name."""
         self._tasks: dict[asyncio.Task[Any], str] = {}
-        self._services: list[Service] = []
+        self._services: list[SupervisedService] = []
         self._causes: set[tuple[str, str, str]] = set()
         self._timer: threading.Timer | None = None
 
@@ -104,9 +104,9 @@ class Supervisor:
         """Why the process should get no traffic, or None."""
         return next((service.problem for service in self._services if service.problem is not None), None)
 
-    def keep(self, name: str, work: Callable[[], Awaitable[None]]) -> Service:
+    def keep(self, name: str, work: Callable[[], Awaitable[None]]) -> SupervisedService:
         """Start work that is restarted when it dies."""
-        service = Service(self, name, work)
+        service = SupervisedService(self, name, work)
         self._services = [each for each in self._services if each._task in self._tasks]
         self._services.append(service)
         return service

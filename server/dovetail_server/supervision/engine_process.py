@@ -11,9 +11,6 @@ from typing import Any
 import msgspec
 
 from dovetail.base.settings import EngineSettings
-from dovetail.base.supervisor import Supervisor
-from dovetail.engine.poison_isolation import ALARM_S, RestartLimit, has_got_on, note_crash, to_try
-from dovetail.engine.process_handle import EngineProcess
 from dovetail.engine.stall_logger import EngineWatchdog
 from dovetail.engine.streams import ABORTED, CLOSED, EngineTokenStream, RequestEntry, StreamClient
 from dovetail.engine.wire import Start
@@ -32,6 +29,9 @@ from dovetail.messages import (
     ToEngine,
 )
 from dovetail.plugins import PluginPlan
+from dovetail_server.supervision.poison_isolation import ALARM_S, RestartLimit, has_got_on, note_crash, to_try
+from dovetail_server.supervision.process_handle import EngineProcess
+from dovetail_server.supervision.supervisor import Supervisor
 
 logger = logging.getLogger("dovetail.engine")
 
@@ -79,6 +79,7 @@ class ProcessClient(StreamClient):
         self._tasks = Supervisor()
         self._handle: EngineProcess | None = None
         self._watchdog = EngineWatchdog(CONNECT_S)
+        self._was_ready = False
         self._num_heard = 0
         self._num_hangs = 0
         self._num_restarts = 0
@@ -106,11 +107,11 @@ class ProcessClient(StreamClient):
 
     async def start(self) -> EngineInfo:
         """See `EngineClient.start`."""
-        self._started = asyncio.get_running_loop().create_future()
+        self.started = asyncio.get_running_loop().create_future()
         self._tasks.start("engine", self._keep_alive())
         self._tasks.keep("engine heartbeat", self._watch)
         try:
-            return await asyncio.shield(self._started)
+            return await asyncio.shield(self.started)
         except BaseException:
             await self.close()
             raise
@@ -125,7 +126,7 @@ class ProcessClient(StreamClient):
             if not handle.is_ready or not await handle.wait(STOP_TIMEOUT_S if wait else 0):
                 handle.kill(CLOSED)
         await self._tasks.close()
-        self._engine_died(CLOSED)
+        self.engine_died(CLOSED)
 
     async def control(self, op: str, profile: ProfileSpec | None = None, *, after: int = 0) -> dict[str, Any]:
         """See `EngineClient.control`. While a profile is recorded and written, nothing counts as a hang."""
@@ -139,7 +140,7 @@ class ProcessClient(StreamClient):
     def submit(self, request: Submit, *, every: int = 1) -> EngineTokenStream:
         """See `EngineClient.submit`."""
         if self._closing:
-            self._engine_died(CLOSED)
+            self.engine_died(CLOSED)
         return super().submit(request, every=every)
 
     def close_stream(self, entry: RequestEntry, *, finished: bool) -> None:
@@ -154,23 +155,23 @@ class ProcessClient(StreamClient):
         """Start engines until no further one is allowed; every request ends, whatever happens here."""
         try:
             while True:
-                self._step = 0
+                self.step = 0
                 start = msgspec.structs.replace(self._start_message, num_hangs=self._num_hangs)
                 self._handle = handle = EngineProcess(self.command, start, self._take)
                 self._watchdog = EngineWatchdog(CONNECT_S)
                 why = await handle.run()
-                self._num_hangs = (0 if self._step >= GROWN else self._num_hangs) + handle.has_hung
-                if self._info is None or self._closing or (refusal := self._may_not_restart(handle, why)):
+                self._num_hangs = (0 if self.step >= GROWN else self._num_hangs) + handle.has_hung
+                if not self._was_ready or self._closing or (refusal := self._may_not_restart(handle, why)):
                     break
                 await asyncio.sleep(self._limit.delay_s)
             if self._closing:
-                self._engine_died(CLOSED)
-            elif self._info is None:
-                self._engine_died(why, user_error=handle.failure is not None and handle.failure.user_error)
+                self.engine_died(CLOSED)
+            elif not self._was_ready:
+                self.engine_died(why, user_error=handle.failure is not None and handle.failure.user_error)
             else:
-                self._engine_died(f"{why}; it is not started again, for {refusal}")
+                self.engine_died(f"{why}; it is not started again, for {refusal}")
         except Exception as error:
-            self._engine_died(f"the engine cannot be started: {type(error).__name__}: {error}")
+            self.engine_died(f"the engine cannot be started: {type(error).__name__}: {error}")
             raise
 
     def _may_not_restart(self, handle: EngineProcess, why: str) -> str | None:
@@ -184,19 +185,19 @@ class ProcessClient(StreamClient):
         self._restarting = why
         text = "The engine is gone: %s. It is started again (time %d of at most %d within %g s); %d requests wait."
         limit = self._limit
-        logger.warning(text, why, limit.num_recent, limit.most, limit.window_s, len(self._entries))
+        logger.warning(text, why, limit.num_recent, limit.most, limit.window_s, len(self.entries))
         return None
 
     def _note_crash(self, handle: EngineProcess, why: str) -> int:
         """Take all requests back, end finished ones and a poisoned one; return its crashes."""
-        open_entries = [entry for entry in self._entries.values() if not entry.has_ended]
+        open_entries = [entry for entry in self.entries.values() if not entry.has_ended]
         present = [entry for entry in open_entries if entry.is_sent and entry.is_admitted]
         is_alarmed = time.monotonic() < self._alarmed_until
         poisoned_entry = note_crash(present, self._tried, from_outside=handle.ended_from_outside, is_alarmed=is_alarmed)
         self._tried = None
         for entry in open_entries:
             if entry.is_sent:
-                self._renumber(entry)
+                self.renumber(entry)
             if entry is poisoned_entry:
                 self._alarmed_until = time.monotonic() + ALARM_S
                 text = "Request %s ended the engine %d times at its token %d, at last alone, and is refused: %s"
@@ -211,62 +212,63 @@ class ProcessClient(StreamClient):
         took_s = time.monotonic() - self._died_at
         self._num_restarts += 1
         why, self._restarting = self._restarting, None
-        num_begun = sum(bool(entry.output) for entry in self._entries.values() if not entry.has_ended)
+        num_begun = sum(bool(entry.output) for entry in self.entries.values() if not entry.has_ended)
         text = "The engine is back after %.1f s (%s); %d requests go on, %d wait as before."
-        logger.warning(text, took_s, why, num_begun, len(self._entries) - num_begun)
+        logger.warning(text, took_s, why, num_begun, len(self.entries) - num_begun)
 
     # ---- trials
 
     def _try_next(self) -> None:
         """Try the next suspect alone; where there is none, send everything: first what had begun, in order."""
         last, self._tried = self._tried, None
-        if last is not None and not last.has_ended and last.submit.handle in self._entries:
+        if last is not None and not last.has_ended and last.submit.handle in self.entries:
             self._trial_passed(last)
-        waiting = sorted(self._entries.values(), key=lambda entry: (not entry.output, entry.number))
+        waiting = sorted(self.entries.values(), key=lambda entry: (not entry.output, entry.number))
         waiting = [entry for entry in waiting if not entry.is_sent and not entry.has_ended]
         self._tried = to_try(waiting)
         for entry in waiting if self._tried is None else [self._tried]:
-            super()._dispatch(entry)
+            super().dispatch(entry)
 
     def _trial_passed(self, entry: RequestEntry) -> None:
         """Clear a poison candidate that made progress alone; it waits until the others were tried."""
         entry.num_crashes = entry.num_trials = 0
         entry.is_poison_candidate = False
         if not entry.is_aborted:  # else it is about to end
-            self._send(Abort(entry.submit.handle))
-            self._renumber(entry)
+            self.send_to_engine(Abort(entry.submit.handle))
+            self.renumber(entry)
 
-    def _dispatch(self, entry: RequestEntry) -> None:
+    def dispatch(self, entry: RequestEntry) -> None:
         is_up = self._handle is not None and self._handle.is_ready and self._restarting is None
         if is_up and self._tried is None:
-            super()._dispatch(entry)
+            super().dispatch(entry)
 
     # ---- what the engine says, and its silence
 
-    def _send(self, message: ToEngine) -> None:
+    def send_to_engine(self, message: ToEngine) -> None:
         if self._handle is not None:
             self._handle.send(message)
 
     def _take(self, message: FromEngine) -> None:
         self._num_heard += 1
         if isinstance(message, StepDeltas):
-            self._receive(message)
+            self.receive(message)
             if self._tried is not None and has_got_on(self._tried):
                 self._try_next()
         elif isinstance(message, Ready):
-            self._receive(message)
+            self.receive(message)
             self._is_ready()
-        elif not isinstance(message, EngineFailed) or self._info is None:  # else its end is near, and accounts for it
-            self._receive(message)
+        elif not isinstance(message, EngineFailed) or not self._was_ready:  # else its end is near, and accounts for it
+            self.receive(message)
 
     def _is_ready(self) -> None:
+        self._was_ready = True
         if self._handle is not None:
             self._handle.is_ready = True
         self._watchdog = EngineWatchdog(self._restarts.hang_s)
         if self._restarting is not None:
             self._record_recovery()
-        for command, _ in self._replies.values():
-            self._send(command)
+        for command, _ in self.replies.values():
+            self.send_to_engine(command)
         self._try_next()
 
     async def _watch(self) -> None:
@@ -288,7 +290,7 @@ class ProcessClient(StreamClient):
         """Whether the engine has something to do or to answer."""
         if time.monotonic() < self._profiled_until:
             return False  # writing a profile holds everything up
-        return bool(self._replies) or any(e.is_sent and not e.has_ended for e in self._entries.values())
+        return bool(self.replies) or any(e.is_sent and not e.has_ended for e in self.entries.values())
 
     @staticmethod
     def _late(handle: EngineProcess, late_s: float) -> str:

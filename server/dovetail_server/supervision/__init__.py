@@ -1,0 +1,1 @@
+"""What keeps work alive: background tasks of this process, and the process of the engine."""
