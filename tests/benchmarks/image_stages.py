@@ -33,7 +33,7 @@ from unittest import mock
 import numpy as np
 from image_serving import SMALL, Server, write_model
 from PIL import Image, ImageDraw
-from serving import PARTS
+from serving import packages_of, search_path
 
 MARKS = Path(__file__).parent / "stage_marks"
 PAUSE_S = 0.3
@@ -66,8 +66,8 @@ class Marked:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         self._folder, self._read = scratch / "stages", dict[str, int]()
         self._folder.mkdir()
-        paths = [MARKS, *([] if tree is None else [tree.resolve() / part for part in PARTS])]
-        added = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "DOVETAIL_STAGES": str(self._folder)}
+        path = search_path(MARKS, *([] if tree is None else packages_of(tree)))
+        added = {"PYTHONPATH": path, "DOVETAIL_STAGES": str(self._folder)}
         if waits:
             added["DOVETAIL_STAGES_WAIT"] = "1"
         with mock.patch.dict(os.environ, added):

@@ -54,6 +54,16 @@ class Row:
     rss_mib: float
 
 
+def packages_of(tree: Path) -> list[Path]:
+    """Return the folders of a checkout that hold its packages."""
+    return [tree.resolve() / part for part in PARTS]
+
+
+def search_path(*first: Path) -> str:
+    """Return a `PYTHONPATH` with these folders before what stands there now: packages may be installed by it alone."""
+    return os.pathsep.join([*map(str, first), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 @contextlib.contextmanager
 def server(tick_s: float, tree: Path | None = None, profile: str = "") -> Iterator[tuple[int, int]]:
     """Run `dovetail serve` over the scripted engine; yield its port and process id.
@@ -68,7 +78,7 @@ def server(tick_s: float, tree: Path | None = None, profile: str = "") -> Iterat
             if (own := tree.resolve() / ".venv/bin/python").exists():
                 python = own
             else:
-                environment["PYTHONPATH"] = os.pathsep.join(str(tree.resolve() / part) for part in PARTS)
+                environment["PYTHONPATH"] = search_path(*packages_of(tree))
         command = [str(python), str(program), "--serve", str(tick_s), str(port_file), "--profile", profile]
         process = subprocess.Popen(command, env=environment, cwd=scratch)
         try:

@@ -37,7 +37,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from serving import PARTS, wait_ready
+from serving import packages_of, search_path, wait_ready
 from serving_client import cpu_s
 
 from dovetail_server.bench.prompts import PromptVocabulary
@@ -173,7 +173,7 @@ def server(folder: Path, tree: Path | None, tick_s: float = 0.0, prefill_ms: flo
         port_file = Path(scratch) / "port"
         environment = dict(os.environ)
         if tree is not None:
-            environment["PYTHONPATH"] = os.pathsep.join(str(tree.resolve() / part) for part in PARTS)
+            environment["PYTHONPATH"] = search_path(*packages_of(tree))
         command = [sys.executable, __file__, "serve", str(folder.resolve())]
         command += ["--port-file", str(port_file), "--tick-s", str(tick_s), "--prefill-ms", str(prefill_ms)]
         process = subprocess.Popen(command, env=environment, cwd=scratch)
