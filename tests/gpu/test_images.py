@@ -1,4 +1,4 @@
-"""Images beside text on a CUDA device: what captured steps compute is what eager ones do, and transformers' model."""
+"""Images beside text on a CUDA device: captured steps, eager ones and transformers' model; bits in any company."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import msgspec
 import pytest
 import torch
 from families import SECTIONS
-from logprobs_of import entries
+from logprobs_of import assert_same, entries
 from seeing import TURNS, Prompts, make_vl, picture, reference
+from test_seeing_invariant import asked
 
 from dovetail.messages import SamplerParams, Submit
-from dovetail_testing.engine import make_core
+from dovetail_testing.engine import make_core, serve
 
 pytestmark = pytest.mark.gpu
 WIDE = {
@@ -26,6 +27,8 @@ SHAPES: dict[str, Any] = {
     "qwen2_5_vl": {"rope_parameters": {**SECTIONS["rope_parameters"], "mrope_section": [8, 12, 12]}},
     "qwen3_vl": {"rope_parameters": {**TURNS["rope_parameters"], "mrope_section": [12, 10, 10]}},
 }
+LAST_BIT = 2e-6
+"""Of a log probability: see `test_batch_invariance`."""
 EACH: list[list[Any]] = [
     [[3, 9, 14], picture(91, 57), [7, 8]],
     [[5, 6, 7, 8] * 9],
@@ -96,3 +99,21 @@ def test_captured_steps_are_the_eager_ones(kind: str, tmp_path: Path) -> None:
     decodes, chunks = check(kind, tmp_path, "cuda")
     assert decodes > 20
     assert chunks > 0
+
+
+def check_company(kind: str, path: Path, **settings: Any) -> None:
+    """Compare replies with `--batch-invariant`: together, in chunks beside few, and one by one without graphs."""
+    make_vl(path / "model", kind, **WIDE, **SHAPES.get(kind, {}))
+    submits = asked(Prompts(path / "model", path / "files"))
+    on = {"batch_invariant": True, "dtype": "bfloat16", **settings}
+    together = serve(path / "model", submits, **on)
+    few = serve(path / "model", submits, chunked_prefill_size=23, max_running_requests=2, **on)
+    assert_same(few, together, atol=LAST_BIT)
+    eager: dict[str, Any] = {"disable_cuda_graph": True, "disable_radix_cache": True, "max_running_requests": 1}
+    assert_same(serve(path / "model", submits, **eager, **on), together, atol=LAST_BIT)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen2_5_vl"])
+def test_a_request_with_images_is_the_same_in_any_company(kind: str, tmp_path: Path) -> None:
+    """Gemma, whose images see both ways, and a model whose images do not; text beside them, too."""
+    check_company(kind, tmp_path, device="cuda", disable_compile_ahead=False)
