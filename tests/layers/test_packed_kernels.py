@@ -23,6 +23,7 @@ from dovetail.sdk.layers.packed import PackedFactory
 from dovetail.sdk.layers.plain import PLAIN
 from dovetail.sdk.quantization.forms import Form, Int4, Mxfp4, Scaled
 from dovetail_backends.kernels.triton import TritonKernels, packed, packed_experts
+from dovetail_backends.kernels.triton.launch import Tile
 from dovetail_backends.kernels.triton.packed_experts import ExpertTiles, packed_gated_experts
 from dovetail_backends.kernels.triton.packed_few import few
 from dovetail_backends.kernels.triton.packed_halves import by_halves, fits_halves
@@ -149,6 +150,31 @@ def test_rows_as_two_float8_numbers(group: int | None, rows: int) -> None:
     norm, bias = random(k, seed=3, dtype=torch.bfloat16), random(OUT, seed=4, dtype=torch.bfloat16)
     found = by_halves(x, weight, bias, (16, (32, 128, 4, 2, 1)), norm=norm, eps=1e-6, act="silu_and_mul").float()
     close(found, reference.norm_gate(x.float(), norm.float(), 1e-6, plain, bias.float()), 4e-2)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "gate", "tiles"),
+    [
+        (6144, 4096, False, [(64, 128, 4, 4, 4), (64, 128, 4, 4, 4), (128, 128, 8, 6, 2)]),
+        (28672, 4096, True, [(64, 128, 4, 4, 1), (128, 128, 8, 4, 1), (128, 128, 8, 3, 1)]),
+        (4096, 14336, False, [(64, 128, 4, 4, 4), (128, 128, 8, 8, 4), (128, 128, 8, 6, 4)]),
+        (128256, 4096, False, [(64, 128, 4, 4, 1), (128, 128, 8, 4, 1), (128, 128, 8, 3, 1)]),
+        (10240, 5120, False, [(64, 128, 4, 4, 2)] * 3),  # 80 programs, where 264 have a place
+        (6144, 1024, True, [(64, 128, 4, 4, 1), (64, 128, 4, 4, 1), (64, 128, 4, 3, 1)]),
+    ],
+)
+def test_tiles_of_more_rows_have_more_outputs(n: int, k: int, gate: bool, tiles: list[Tile]) -> None:
+    """For 16, 32 and 64 rows: where the busiest multiprocessor so reads less, and a small weight does not."""
+    weight = PackedWeight("scaled", torch.empty(0), None, None, None, 0, n, k)
+    assert [packed.halves_tile(weight, rows, gate=gate)[1] for rows in (16, 32, 64)] == tiles
+    assert packed.halves_tile(weight, 17, gate=gate) == packed.halves_tile(weight, 32, gate=gate)
+
+
+def test_tiles_fit_a_device_with_less_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 99 KiB a program has no tile that takes 192."""
+    weight = PackedWeight("scaled", torch.empty(0), None, None, None, 0, 4096, 14336)
+    monkeypatch.setattr(packed, "shared_bytes", lambda device: 99 << 10)
+    assert packed.halves_tile(weight, 64, gate=False) == (64, (64, 128, 4, 4, 4))
 
 
 @pytest.mark.first(5)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dovetail.contracts.layers import Act, RMSScale
 from dovetail.sdk.quantization.forms import Form
-from dovetail_backends.kernels.triton.launch import Tile
+from dovetail_backends.kernels.triton.launch import Tile, shared_bytes
 from dovetail_backends.kernels.triton.norms import act_and_mul, rms_norm
 from dovetail_backends.kernels.triton.packed_few import few
 from dovetail_backends.kernels.triton.packed_halves import DEPTH, by_halves, fits_halves
@@ -48,6 +48,8 @@ MOST_INTEGERS, MOST_HALVED = 4, 2
 """Rows up to which 4-bit weights are multiplied as integers, each row by itself; fewer with scales of 32 inputs."""
 PROGRAMS, TALL_PROGRAMS = 400, 520
 """So many at most, where K is split to have more: three for each multiprocessor of an H200, four of more rows."""
+BROAD_BYTES, LEAST_BROAD_PROGRAMS = 192 << 10, 96
+"""Shared memory of a multiprocessor that `by_halves` uses for 128 outputs and up to 64 rows, and programs at least."""
 ROW_TILES: dict[tuple[int, int], RowTile] = {
     (6144, 4096): (8, 2048, 8),
     (4096, 4096): (4, 2048, 2),
@@ -78,17 +80,39 @@ def _splits(programs: int, steps: int, limit: int = PROGRAMS) -> int:
     return found
 
 
+def _asked(tiles: int, steps: int, block_m: int, tile: Tile, *, gate: bool) -> int:
+    """Return how many bytes the busiest multiprocessor reads for `by_halves`, up to the last one that adds up parts."""
+    block_n, depth, _, _, splits = tile
+    of_step = depth * (block_n * (1 + gate) + 2 * block_m)
+    of_part = 4 * block_n * block_m if splits > 1 else 0
+    turns = -(-tiles * splits // WIDE_PROGRAMS)
+    return turns * (-(-steps // splits) * of_step + of_part) + splits * of_part
+
+
 def halves_tile(weight: PackedWeight, rows: int, *, gate: bool) -> tuple[int, Tile]:
     """Return the tile of `by_halves`; it is the same for all numbers of rows between two powers of two."""
     n = weight.num_out // 2 if gate else weight.num_out
     steps = -(-weight.num_in // DEPTH)
     block_m = next((size for size in (16, 32) if rows <= size), 64)
-    if rows <= 64:
-        stages = 3 if gate and block_m == 64 else 4
-        return block_m, (64, DEPTH, 4, stages, 1 if gate else _splits(-(-n // 64), steps))
-    tall = 2 if rows <= 128 else 4
-    splits = 1 if gate else min(4, _splits(-(-n // 128) * tall, steps, TALL_PROGRAMS))
-    return block_m, (128, DEPTH, 8, 3, splits)
+    if rows > 64:
+        tall = 2 if rows <= 128 else 4
+        splits = 1 if gate else min(4, _splits(-(-n // 128) * tall, steps, TALL_PROGRAMS))
+        return block_m, (128, DEPTH, 8, 3, splits)
+    stages = 3 if gate and block_m == 64 else 4
+    usual: Tile = (64, DEPTH, 4, stages, 1 if gate else _splits(-(-n // 64), steps))
+    # Every program reads both halves of all rows: of 64 rows twice as many bytes as 64 outputs have. So 128 outputs, if
+    # the busiest multiprocessor then reads a tenth less. One program has the shared memory that two had.
+    splits = 1 if gate else _splits(-(-n // 128), steps, WIDE_PROGRAMS)
+    programs = -(-n // 128) * splits
+    is_small = 0 < shared_bytes(weight.numbers.device) < BROAD_BYTES
+    if block_m == 16 or is_small or programs < LEAST_BROAD_PROGRAMS:
+        return block_m, usual
+    room = BROAD_BYTES if gate or programs <= WIDE_PROGRAMS else BROAD_BYTES // 2
+    if not gate or block_m == 32:  # else three: Blackwell has sums in shared memory, too, and a fourth does not fit
+        stages = room // (DEPTH * (128 * (1 + gate) + 2 * block_m))
+    broad: Tile = (128, DEPTH, 8, stages, splits)
+    before, after = (_asked(-(-n // one[0]), steps, block_m, one, gate=gate) for one in (usual, broad))
+    return block_m, broad if after <= 0.9 * before else usual
 
 
 def pairs_tile(weight: PackedWeight, rows: int, *, gate: bool) -> tuple[int, Tile]:
