@@ -231,6 +231,13 @@ def test_wide_tiles_fill_the_device(rows: int, n: int, k: int) -> None:
     assert splits == 1 or k // splits >= 8 * block_k
 
 
+def test_wide_tiles_leave_no_half_of_a_device_idle() -> None:
+    """Where 256 outputs have 64 programs, 128 have twice as many, one for each multiprocessor."""
+    weight = PackedWeight("int4", torch.empty(0), None, None, None, 128, 4096, 4096)
+    assert packed.wide_tile(weight, 65) == packed.wide_tile(weight, 128) == (128, (128, 128, 8, 4, 4))
+    assert packed.wide_tile(weight, 129) == (128, (256, 128, 8, 3, 4))
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("form", [FORMS[0], FORMS[1], FORMS[4], FORMS[7], FORMS[-1]], ids=str)
 @pytest.mark.parametrize("rows", [0, 1, 3, 130])

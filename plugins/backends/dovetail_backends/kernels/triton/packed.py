@@ -136,6 +136,8 @@ def wide_tile(weight: PackedWeight, rows: int) -> tuple[int, Tile] | None:
     splits = max(1, min(WIDE_PROGRAMS // programs, 8, weight.num_in // (8 * depth)))
     if programs * splits < LEAST_WIDE_PROGRAMS:
         return None
+    if 2 * programs * splits <= WIDE_PROGRAMS:  # each takes half of the work, and there is a multiprocessor for each
+        return 128, (128, depth, 8, 4, splits)
     return 128, (256, depth, 8, stages, splits)
 
 
