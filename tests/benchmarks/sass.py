@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -141,13 +141,22 @@ def _compile(function: JITFunction[Any], args: tuple[Any, ...], kwargs: dict[str
     return triton.compile(source, target=TARGET, options=options)
 
 
+class Launch(NamedTuple):
+    """A kernel, compiled, and how it would be launched: its grid, and its constants and options by name."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    given: dict[str, Any]
+
+
 @contextmanager
-def _recording(found: list[Any]) -> Iterator[None]:
+def _recording(found: list[Launch]) -> Iterator[None]:
     """Compile instead of launching."""
 
     def run(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        del grid, warmup
-        found.append(_compile(self, args, kwargs))
+        del warmup
+        given = dict(kwargs)
+        found.append(Launch(_compile(self, args, kwargs), grid, given))
 
     with (
         mock.patch.object(JITFunction, "run", run),
@@ -157,12 +166,17 @@ def _recording(found: list[Any]) -> Iterator[None]:
         yield
 
 
-def compiled(run: Callable[[], Any]) -> list[Any]:
-    """Return the kernels that `run` launches, compiled; its tensors are on `meta`."""
-    found: list[Any] = []
+def launched(run: Callable[[], Any]) -> list[Launch]:
+    """Return what `run` launches, compiled; its tensors are on `meta`."""
+    found: list[Launch] = []
     with _recording(found):
         run()
     return found
+
+
+def compiled(run: Callable[[], Any]) -> list[Any]:
+    """Return the kernels that `run` launches, compiled; its tensors are on `meta`."""
+    return [one.kernel for one in launched(run)]
 
 
 def _dump(what: str, kernel: Any) -> str:
