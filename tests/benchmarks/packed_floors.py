@@ -1,31 +1,36 @@
 """How far kernels of packed weights are from their floors, and which candidate is the nearest: one table.
 
-    python tests/benchmarks/packed_floors.py [--seconds 200] [--experts-only]
+    python tests/benchmarks/packed_floors.py [--seconds 200] [--experts-only | --dense-only]
 
-Needs a GPU. gpt-oss-20b's experts in mxfp4 for 16 and 64 tokens, with the usual tiles, others, and those on the float8
-tensor cores; then the four products of a layer of Llama-3.1-8B for 64 rows in fp8, int4 and bfloat16. A floor is the
-time in which what is read would be copied at the rate that this card copies at, measured first. Candidates are those of
-`quant_experts.py` and `quant_products.py`, compiled where they are first launched; a share of the time bounds each row.
+Needs a GPU. gpt-oss-20b's experts in mxfp4 for 16 and 64 tokens, with the usual tiles, others, and those on the
+float8 tensor cores; then the four products of a layer of Llama-3.1-8B for 64 and 256 rows in bfloat16, fp8 and int4.
+A floor is the time in which what is read would be copied at the rate of this card, or the time of as many
+multiplications in a large product of bfloat16, half of it for fp8, if that is longer; both rates are measured first.
+Experts' candidates are those of `quant_experts.py`, compiled where they are first launched. Dense ones are those of
+`packed_counts.py`, compiled and compared by a process for each weight before. A share of the time bounds each row:
+`--dense-only --seconds 100` decides the dense ones.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
+import packed_counts
 import quant_experts
-import quant_products
 import torch
-from quant_products import CACHE_BYTES, FORMS, SITES, Around, drawn, graph_us, relative
+from quant_products import CACHE_BYTES, FORMS, SITES, Around, Site, drawn, graph_us, relative
 from triton.runtime.errors import OutOfResources
 
 from dovetail_backends.kernels.triton.packed_experts import ExpertTiles, packed_gated_experts
 
-TOKENS, ROWS = (16, 64), 64
-KINDS = ("fp8-rows", "fp8-blocks", "int4")
+TOKENS, ROWS = (16, 64), (64, 256)
+KINDS = ("fp8-rounded-rows", "fp8-rounded-blocks", "int4")
 FLOAT8 = [
     ExpertTiles(16, gate, down, is_float8=True)
     for gate, down in (
@@ -38,6 +43,8 @@ FLOAT8 = [
     )
 ]
 """None spills for sm_90. The first tile of each half has the most programs, and the fewest instructions among these."""
+MOST_ERROR = 0.08
+"""Rows rounded to float8 lose half of that."""
 Timed = tuple[float, Any]
 
 
@@ -65,7 +72,7 @@ def row(name: str, found: list[Timed], floor: float, note: str) -> str:
     """A line of the table."""
     (usual, _), (best, way) = found[0], min(found, key=lambda one: one[0])
     shares = f"{usual:8.1f} {floor / usual:5.0%} {best:8.1f} {floor / best:5.0%}"
-    return f"{name:24} {floor:7.1f} {shares}  {note} {len(found):2} {way}"
+    return f"{name:28} {floor:7.1f} {shares}  {note} {len(found):2} {way}"
 
 
 def expert_rows(rate: float, seconds: float) -> Iterator[str]:
@@ -93,35 +100,90 @@ def expert_rows(rate: float, seconds: float) -> Iterator[str]:
         yield row(f"experts {tokens}, others", rest, read / len(ids) / rate * 1e6, " " * len(note))
 
 
-def dense_rows(rate: float, seconds: float) -> Iterator[str]:
+def product_rate() -> float:
+    """Multiplications a second of a large product in bfloat16."""
+    x, y = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return 8192**3 / graph_us(lambda: x @ y) * 1e6
+
+
+def ways_of(site: Site, weight: Any, rows: int) -> list[Any]:
+    """As layers do, then candidates."""
+    ways: list[Any] = packed_counts.ways_of(site, weight, rows)
+    return [*ways, ("rounded", None, 0)] if rows <= 64 and weight.rounds else ways
+
+
+def compile_weight(index: int) -> None:
+    """Run every way of one kind and site once, and compare it with what layers use."""
+    kind, site = KINDS[index // len(SITES)], SITES[index % len(SITES)]
+    weight = drawn(FORMS[kind], site.n, site.k)
+    for rows in ROWS:
+        around, (usual, *others) = Around(site, rows), ways_of(site, weight, rows)
+        want = around.packed(weight, usual)
+        for way in others:
+            try:
+                error = relative(around.packed(weight, way), want)
+            except OutOfResources:
+                continue
+            if not error < MOST_ERROR:
+                print(f"WRONG: {kind} {site.name} {rows} {way}: error {error:.1e}", flush=True)
+    torch.cuda.synchronize()
+
+
+def compile_all(seconds: float) -> None:
+    """Compile for each kind and site in a process of its own; what is not done by then is compiled when it is timed."""
+    until = time.perf_counter() + seconds
+    indices = range(len(KINDS) * len(SITES))
+    started = [subprocess.Popen([sys.executable, __file__, "--compile", str(index)]) for index in indices]
+    for process in started:
+        try:
+            process.wait(max(0.1, until - time.perf_counter()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def plain_rows(rates: tuple[float, float], floors: dict[tuple[str, int], float], seconds: float) -> Iterator[str]:
+    """A layer's products in bfloat16, of which `floors` gets the time of each."""
+    for site in SITES:
+        size = site.n * site.k * 2
+        some = [
+            torch.randn(site.n, site.k, device="cuda", dtype=torch.bfloat16) for _ in range(1 + CACHE_BYTES // size)
+        ]
+        for rows in ROWS:
+            around = Around(site, rows)
+            found = timed(["as layers"], lambda _, a=around, c=some: [a.plain(one) for one in c], seconds)  # type: ignore[misc]
+            found = [(took / len(some), way) for took, way in found]
+            floors[site.name, rows] = found[0][0]
+            floor = max(size / rates[0], site.n * site.k * rows / rates[1]) * 1e6
+            yield row(f"bf16 {site.name} {rows}", found, floor, "")
+
+
+def dense_rows(rates: tuple[float, float], until: float) -> Iterator[str]:
     """A layer's products in each kind beside those in bfloat16, and the sums of both."""
-    each = seconds / len(SITES) / (len(KINDS) + 1)
-    plain: dict[str, float] = {}
-    for kind in ("bf16", *KINDS):
-        sums = [0.0, 0.0]
+    plain: dict[tuple[str, int], float] = {}
+    yield from plain_rows(rates, plain, 1.0)
+    left = len(KINDS) * len(SITES) * len(ROWS)
+    for kind in KINDS:
+        sums = {rows: [0.0, 0.0] for rows in ROWS}
         for site in SITES:
-            around = Around(site, ROWS)
-            make = partial(_plain if kind == "bf16" else drawn, FORMS.get(kind), site.n, site.k)  # type: ignore[operator]
-            first = make()
-            size = first.numel() * 2 if kind == "bf16" else first.num_bytes
-            copies = [first, *(make() for _ in range(CACHE_BYTES // size))]
-            if kind == "bf16":
-                found = timed(["cuBLAS or ours"], lambda _, a=around, c=copies: [a.plain(one) for one in c], each)  # type: ignore[misc]
-            else:
-                ways = [("auto", None), *quant_products.candidates(FORMS[kind], site, ROWS, 12)]
-                found = timed(ways, lambda way, a=around, c=copies: [a.packed(one, way) for one in c], each)  # type: ignore[misc]
-            found = [(took / len(copies), way) for took, way in found]
-            fastest = min(took for took, _ in found)
-            sums = [sums[0] + found[0][0], sums[1] + fastest]
-            plain.setdefault(site.name, fastest)
-            yield row(f"{kind} {site.name}", found, size / rate * 1e6, f"x {plain[site.name] / fastest:4.2f}")
-        total = sum(plain.values())
-        usual, best = (f"{took:.1f} us (x {total / took:.2f})" for took in sums)
-        yield f"{kind} layer: usual {usual}, best {best}"
-
-
-def _plain(_: Any, n: int, k: int) -> torch.Tensor:
-    return torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+            first = drawn(FORMS[kind], site.n, site.k)
+            copies = [first, *(drawn(FORMS[kind], site.n, site.k) for _ in range(CACHE_BYTES // first.num_bytes))]
+            for rows in ROWS:
+                around, each = Around(site, rows), max(0.0, until - time.perf_counter()) / left
+                run = lambda way, a=around, c=copies: [a.packed(one, way) for one in c]  # noqa: E731
+                found = [(us / len(copies), way) for us, way in timed(ways_of(site, first, rows), run, each)]
+                left -= 1
+                fastest = min(took for took, _ in found)
+                sums[rows] = [sums[rows][0] + found[0][0], sums[rows][1] + fastest]
+                multiplied = site.n * site.k * rows / rates[1] / (1 + (first.kind == "scaled"))
+                floor = max(first.num_bytes / rates[0], multiplied) * 1e6
+                yield row(f"{kind} {site.name} {rows}", found, floor, f"x {plain[site.name, rows] / fastest:4.2f}")
+                found.sort(key=lambda one: one[0])
+                yield "    " + ", ".join(f"{took:.1f} {way[0]} {way[1]} +{way[2]}" for took, way in found[:4])
+        for rows in ROWS:
+            total = sum(plain[site.name, rows] for site in SITES)
+            usual, best = (f"{took:.1f} us (x {total / took:.2f})" for took in sums[rows])
+            yield f"{kind} layer, {rows} rows: bf16 {total:.1f} us, usual {usual}, best {best}"
 
 
 def main() -> None:
@@ -129,14 +191,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=200)
     parser.add_argument("--experts-only", action="store_true")
+    parser.add_argument("--dense-only", action="store_true")
+    parser.add_argument("--compile", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    rate = copy_rate()
-    print(f"{torch.cuda.get_device_name()}: copies at {rate / 1e12:.2f} TB/s; microseconds", flush=True)
-    print(f"{'':24} {'floor':>7} {'usual':>8} {'':5} {'best':>8}", flush=True)
-    for line in expert_rows(rate, args.seconds * (1 if args.experts_only else 0.4)):
+    if args.compile is not None:
+        return compile_weight(args.compile)
+    until = time.perf_counter() + args.seconds
+    rates = copy_rate(), product_rate()
+    both = f"copies at {rates[0] / 1e12:.2f} TB/s, multiplies at {2 * rates[1] / 1e12:.0f} TFLOP/s"
+    print(f"{torch.cuda.get_device_name()}: {both}; microseconds", flush=True)
+    print(f"{'':28} {'floor':>7} {'usual':>8} {'':5} {'best':>8}", flush=True)
+    for line in () if args.dense_only else expert_rows(rates[0], args.seconds * (1 if args.experts_only else 0.4)):
         print(line, flush=True)
-    for line in () if args.experts_only else dense_rows(rate, args.seconds * 0.6):
+    if args.experts_only:
+        return None
+    compile_all((until - time.perf_counter()) / 2)
+    for line in dense_rows(rates, until):
         print(line, flush=True)
+    return None
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from dovetail_backends.kernels.triton.packed_few import few
 from dovetail_backends.kernels.triton.packed_halves import by_halves, fits_halves
 from dovetail_backends.kernels.triton.packed_integers import by_integers, fits_integers
 from dovetail_backends.kernels.triton.packed_pairs import by_pairs, fits_pairs
+from dovetail_backends.kernels.triton.packed_rounded import by_rounded
 from dovetail_backends.kernels.triton.packed_row import row
 from dovetail_backends.kernels.triton.packed_stacked import by_stacked, fits_stacked
 from dovetail_backends.kernels.triton.packed_weight import PackedWeight
@@ -123,19 +124,23 @@ class Around:
         self.options["act"] = "silu_and_mul" if site.gate else None
 
     def packed(self, weight: PackedWeight, tile: Any) -> Tensor:
-        """By a kernel with a tile, by `many`, or as layers do (`auto`)."""
-        way, numbers = tile
+        """By a kernel with a tile, and bytes that it asks for ahead; by a library, or as layers do (`auto`)."""
+        way, numbers, *more = tile
+        ahead = {"ahead": more[0]} if any(more) else {}
         if way == "auto":
             norm = None if self.norm is None else RMSScale(self.norm, 1e-6)
             act: Any = self.options["act"]
             return packed_linear(self.x, weight, None, norm=norm, act=act, residual=self.residual)
         if way == "wide":
-            return self.apart(partial(wide, weight=weight, bias=None, tile=numbers))
-        if way == "stacked":
-            return by_stacked(self.x, weight, None, **self.options)
+            return self.apart(partial(wide, weight=weight, bias=None, tile=numbers, **ahead))
+        if way in ("stacked", "rounded"):
+            return (by_stacked if way == "stacked" else by_rounded)(self.x, weight, None, **self.options)
+        if way == "few":  # behind a norm of its own, as in layers
+            x = self.x if self.norm is None else norms.rms_norm(self.x, self.norm, 1e-6)
+            return few(x, weight, None, numbers, **self.options | {"norm": None})
         if way != "many":
-            run: Any = {"row": row, "few": few, "halves": by_halves, "integers": by_integers, "pairs": by_pairs}[way]
-            return run(self.x, weight, None, numbers, **self.options)  # type: ignore[no-any-return]
+            run: Any = {"row": row, "halves": by_halves, "integers": by_integers, "pairs": by_pairs}[way]
+            return run(self.x, weight, None, numbers, **self.options, **ahead)  # type: ignore[no-any-return]
         return self.apart(
             lambda x, residual: many(x, weight, None) if residual is None else residual + many(x, weight, None)
         )
