@@ -31,11 +31,23 @@ from dovetail.contracts.reasoning import ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.spec.diagnostics import explained
 from dovetail.grammar.spec.refusals import LATER
+from dovetail.offline.arguments import Message, Prompt, prompt_ids, texts
+from dovetail.offline.arguments import conversations as read_conversations
 from dovetail.offline.outlines_model import OutlinesModel, pieces_of, register
-from dovetail.offline.requests import OfflineRequest, OfflineRequests, Prompt, prompt_ids
-from dovetail.offline.types import Classification, GeneratedReply, PromptEmbedding, Ranked, SamplingParams, Score
+from dovetail.offline.requests import OfflineRequest, OfflineRequests
+from dovetail.offline.types import (
+    Classification,
+    GeneratedReply,
+    PromptEmbedding,
+    Ranked,
+    SamplingParams,
+    Score,
+    check_number,
+    typed,
+)
 from dovetail.plugins import load
 from dovetail.plugins.manager import running_hooks
+from dovetail.processing.bounds import MAX_TOKENS
 from dovetail.processing.classes import classes_of
 from dovetail.processing.constraints import outcome_of
 from dovetail.processing.offline import read_settings
@@ -56,7 +68,6 @@ from dovetail.processing.processor import Processor
 
 logger = logging.getLogger("dovetail")
 T = TypeVar("T")
-Message = Mapping[str, Any]
 CANCEL_S = 5.0
 """How long an interrupted call waits for its requests to be aborted."""
 RETRY_S = 0.1
@@ -142,7 +153,7 @@ class LLM(OutlinesModel):
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
         *,
         use_tqdm: bool = True,
     ) -> list[GeneratedReply]: ...
@@ -211,6 +222,8 @@ class LLM(OutlinesModel):
             RequestError: A prompt is empty or longer than the context, or the checkpoint does not allow it.
         """
         self._processor.tasks.check("embed")
+        typed(dimensions, int | None, "dimensions")
+        typed(normalize, bool | None, "normalize")
         self._processor.embedder.check(dimensions, self.info.hidden_size)
         pool = self._processor.embedder.pool
         ids = prompt_ids(prompts, lambda text: self._encode(self._processor.rules.applied(text)))
@@ -271,6 +284,9 @@ class LLM(OutlinesModel):
             RequestError: As for `score`.
         """
         names = ("query", "documents")
+        query, documents = typed(query, str, "query"), texts(documents, "documents")
+        check_number("top_n", top_n, 0, MAX_TOKENS, is_whole=True)
+        typed(instruct, str | None, "instruct")
         found = self._compared((query, documents), names, truncate_prompt_tokens, True, use_tqdm, instruct)
         return [
             Ranked(index=at, relevance_score=found[at].score, document=documents[at])
@@ -296,6 +312,7 @@ class LLM(OutlinesModel):
         """
         text = self._processor
         text.tasks.check("classify")
+        typed(use_activation, bool, "use_activation")
         ids = prompt_ids(prompts, lambda one: text.encode_text(one, "prompt"))
         many = [self._requests.pooled(index, one, self.info.pool).submit for index, one in enumerate(ids)]
         made = []
@@ -319,7 +336,9 @@ class LLM(OutlinesModel):
         """Score pairs of texts."""
         text = self._processor
         text.tasks.check("score")
-        firsts, seconds = ([one] if isinstance(one, str) else list(one) for one in given)
+        check_number("truncate_prompt_tokens", truncate, -1, MAX_TOKENS, is_whole=True)
+        typed(use_activation, bool, "use_activation")
+        firsts, seconds = (texts(one, name) for one, name in zip(given, names, strict=True))
         check_numbers(firsts, seconds, names)
         made = read_pairs(text, firsts, seconds, names, most=most_tokens(truncate, text), instruction=instruct)
         pool, params = asked_for(text, self.info)
@@ -355,7 +374,7 @@ class LLM(OutlinesModel):
     def chat(
         self,
         conversations: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: SamplingParams | Sequence[SamplingParams | None] | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] = "auto",
@@ -391,11 +410,8 @@ class LLM(OutlinesModel):
             RequestError: A message, tool or parameter is wrong, or the model has no chat template.
         """
         self._processor.tasks.check("generate")
-        many: list[Sequence[Message]] = (
-            [conversations] if conversations and isinstance(conversations[0], Mapping) else list(conversations)  # type: ignore[list-item,arg-type]
-        )
         chats = self._requests.conversations(
-            many,
+            read_conversations(conversations),
             tools=tools,
             tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
@@ -424,7 +440,7 @@ class LLM(OutlinesModel):
         if isinstance(prompt, str):
             jobs = self._requests.continued(0, self._encode(prompt), params)
         else:
-            [chat] = self._requests.conversations([prompt])
+            [chat] = self._requests.conversations(read_conversations([prompt]))
             jobs = self._requests.answered(0, chat, params)
         [job] = jobs
         return pieces_of(self._loop, self._deltas(job.submit), job.output)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.contracts.errors import RequestError
 from dovetail.messages import TokenDelta
+from dovetail.offline.arguments import listed
 from dovetail.text.parsing.stream import OutputStream
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class OutlinesModel:
 
     def generate_batch(self, prompts: Sequence[Any], output_type: Any = None, **params: Any) -> list[Any]:
         """Return the texts of several replies: what an Outlines generator's `batch` calls."""
-        return self._texts(list(prompts), output_type, params)
+        return self._texts(listed(prompts, "prompts", "a list of texts, or of chats"), output_type, params)
 
     def generate_stream(self, prompt: Any, output_type: Any = None, **params: Any) -> Iterator[str]:
         """Yield a reply's text piece by piece: what an Outlines generator's `stream` calls."""

@@ -6,7 +6,7 @@ import enum
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
@@ -21,6 +21,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat, Ids, Names, Request
 from dovetail.grammar.spec.fields import NAMES, read_grammar
 from dovetail.grammar.spec.route import GrammarRoute
+from dovetail.offline.arguments import listed
 from dovetail.offline.types import SamplingParams, sampling_of, typed
 from dovetail.processing.bounds import MAX_TOOL_NAME, TOOL_NAME, Effort
 from dovetail.processing.input import Preparation
@@ -57,11 +58,17 @@ def fields_of(output_type: Any) -> Mapping[str, Any]:
         return _choices(output_type)
     if output_type is dict:
         return {"response_format": {"type": "json_object"}}
+    if isinstance(output_type, Mapping):  # pydantic would take it for a schema of its core
+        raise _no_type(output_type)
     try:
         return {"json_schema": TypeAdapter(output_type).json_schema()}
-    except (PydanticSchemaGenerationError, PydanticUserError, TypeError) as error:
-        text = f"output_type {output_type!r} is no type that a grammar can be made of ({type(error).__name__})"
-        raise RequestError(text, param="output_type", code="invalid_value") from None
+    except (PydanticSchemaGenerationError, PydanticUserError, TypeError):
+        raise _no_type(output_type) from None
+
+
+def _no_type(given: Any) -> RequestError:
+    possible = "a type of outlines.types, a pydantic model or a Python type; sampling parameters are a SamplingParams"
+    return wrong(f"output_type {given!r:.200} is no type that a grammar can be made of; give {possible}", "output_type")
 
 
 def _outlines(term: Any) -> Mapping[str, Any]:
@@ -80,48 +87,11 @@ def _outlines(term: Any) -> Mapping[str, Any]:
 
 
 def _choices(values: list[Any]) -> Mapping[str, Any]:
-    texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
-    return {"structured_outputs": {"choice": texts}}
-
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
-
-
-def prompt_ids(prompts: Prompt | Sequence[Prompt], encode: Callable[[str], list[int]]) -> list[list[int]]:
-    """Return the token ids of one prompt or many: a list of ints is one prompt. `encode` makes them of texts.
-
-    Raises:
-        RequestError: A prompt is none of these; it says which.
-    """
-    is_one = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
-    many: Sequence[Any] = [prompts] if is_one else prompts  # type: ignore[assignment]
-    return [_ids(index, prompt, encode) for index, prompt in enumerate(many)]
-
-
-def _ids(index: int, prompt: Any, encode: Callable[[str], list[int]]) -> list[int]:
-    if isinstance(prompt, Mapping):
-        given = [name for name in ("prompt", "prompt_token_ids") if prompt.get(name) is not None]
-        strange = sorted(map(str, prompt.keys() - {"prompt", "prompt_token_ids"}))
-        if strange or not given:
-            problem = f"has {strange[0]!r}" if strange else "is empty"
-            raise RequestError(f"prompt {index} {problem}; a mapping has 'prompt' or 'prompt_token_ids'")
-        prompt = prompt[given[-1]]  # the ids, where both are given: they are the text's
-    if isinstance(prompt, str):
-        return encode(prompt)
     try:
-        ids = list(prompt)
-    except TypeError:
-        ids = None
-    if ids is None or not all(hasattr(i, "__index__") for i in ids):
-        raise RequestError(
-            f"prompt {index} is of type {type(prompt).__name__}; give text, token ids, or a mapping with 'prompt' or "
-            "'prompt_token_ids'"
-        )
-    return [int(i) for i in ids]
-
-
-Message = Mapping[str, Any]
+        texts = [value if isinstance(value, str) else json.dumps(value, allow_nan=False) for value in values]
+    except (TypeError, ValueError) as error:
+        raise wrong(f"output_type has a choice that JSON cannot say: {error}", "output_type") from None
+    return {"structured_outputs": {"choice": texts}}
 
 
 @dataclass(frozen=True)
@@ -141,19 +111,24 @@ class OfflineRequests:
         self._processor = processor
         self._ids = itertools.count(1)
 
-    def each(self, params: SamplingParams | Sequence[SamplingParams] | None, num: int) -> Sequence[SamplingParams]:
-        """Return the parameters of each prompt.
+    def each(
+        self, params: SamplingParams | Sequence[SamplingParams | None] | None, num: int
+    ) -> Sequence[SamplingParams]:
+        """Return the parameters of each prompt; None stands for the model's own.
 
         Raises:
             RequestError: Not one for all, nor one per prompt.
         """
-        if params is None:
-            params = SamplingParams(**self._processor.limits.defaults)
-        if isinstance(params, SamplingParams):
-            return [params] * num
-        if len(params) != num:
-            raise RequestError(f"{len(params)} sampling parameters for {num} prompts; give one, or one per prompt")
-        return params
+        default = SamplingParams(**self._processor.limits.defaults)
+        if params is None or isinstance(params, SamplingParams):
+            return [params or default] * num
+        many = listed(params, "params", "a SamplingParams, or one per prompt")
+        if len(many) != num:
+            raise RequestError(f"{len(many)} sampling parameters for {num} prompts; give one, or one per prompt")
+        for at, one in enumerate(many):
+            if not isinstance(one, SamplingParams | None):
+                raise wrong(f"params[{at}] is of type {type(one).__name__}; give a SamplingParams, or None", "params")
+        return [one or default for one in many]
 
     def continued(self, index: int, ids: list[int], params: SamplingParams) -> list[OfflineRequest]:
         """Make the jobs that continue a prompt.
@@ -177,7 +152,7 @@ class OfflineRequests:
 
     def conversations(
         self,
-        many: Sequence[Sequence[Message]],
+        many: Sequence[list[dict[str, Any]]],
         *,
         tools: Tools | None = None,
         tool_choice: str | Mapping[str, Any] = "auto",
@@ -186,18 +161,30 @@ class OfflineRequests:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         separate_reasoning: bool = True,
         continue_final_message: bool = False,
-        **rendering: Any,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
     ) -> list[Request]:
-        """Return requests that share everything but their messages; `rendering` are fields of `Chat`.
+        """Return requests that share everything but their messages, which `arguments.conversations` has read.
 
         Raises:
-            RequestError: Of `tool_options`; or a tool or an effort is none.
+            RequestError: Of `tool_options`; or a tool, an effort or another argument is none.
         """
+        flags = {
+            "parallel_tool_calls": (parallel_tool_calls, bool),
+            "separate_reasoning": (separate_reasoning, bool),
+            "continue_final_message": (continue_final_message, bool),
+            "add_generation_prompt": (add_generation_prompt, bool | None),
+            "documents": (documents, list[dict[str, Any]] | None),
+            "chat_template_kwargs": (chat_template_kwargs, dict[str, Any] | None),
+        }
+        for name, (value, kind) in flags.items():
+            typed(value, kind, name)
         if reasoning_effort is not None and reasoning_effort not in get_args(Effort):
             known = ", ".join(get_args(Effort))
             raise wrong(f"reasoning_effort must be one of {known}, not {reasoning_effort!r}", "reasoning_effort")
-        _check_tools(tools or ())
-        asked = requests.Tools(tools=[dict(t) for t in tools or ()], choice=tool_choice, parallel=parallel_tool_calls)
+        tools = [] if tools is None else listed(tools, "tools", "a list of tools")
+        _check_tools(tools)
+        asked = requests.Tools(tools=[dict(t) for t in tools], choice=tool_choice, parallel=parallel_tool_calls)
         shared = Request(
             prompts=[],
             tools=asked,
@@ -207,11 +194,9 @@ class OfflineRequests:
             names=Names(prompt="messages"),
         )
         Preparation(self._processor, shared).tools  # noqa: B018 refused before any of them is rendered
+        rendering: dict[str, Any] = {"documents": documents, "add_generation_prompt": add_generation_prompt}
         continues = continue_final_message
-        return [
-            replace(shared, prompts=[Chat(messages=[dict(message) for message in m], continues=continues, **rendering)])
-            for m in many
-        ]
+        return [replace(shared, prompts=[Chat(messages=m, continues=continues, **rendering)]) for m in many]
 
     def pooled(self, index: int, ids: list[int], pool: messages.Pool) -> OfflineRequest:
         """Make the job that asks for a prompt's hidden states.
@@ -281,7 +266,7 @@ def _asked(params: SamplingParams, request: Request) -> Request:
         prompt_logprobs=params.prompt_logprobs,
         named_ids=typed(params.logprob_token_ids, list[int], "logprob_token_ids"),
         grammar=_grammar(params),
-        grammar_backend=params.grammar_backend,
+        grammar_backend=typed(params.grammar_backend, str | None, "grammar_backend"),
         thinking_budget=params.thinking_budget,
     )
 

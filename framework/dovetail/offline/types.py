@@ -13,6 +13,7 @@ from dovetail import messages
 from dovetail.contracts.requests import Sampling
 from dovetail.grammar.spec.route import GrammarReport
 from dovetail.processing.bounds import BOUNDS, MAX_TOKENS, POSITIVE
+from dovetail.processing.checked import check_sampling
 from dovetail.processing.refusals import wrong
 from dovetail.processing.sampling import stop_rules
 from dovetail.sdk.formats.output import ToolCall
@@ -20,7 +21,9 @@ from dovetail.sdk.formats.output import ToolCall
 MAX_REPLIES = 10_000
 """Of one prompt."""
 FRACTIONS = frozenset(("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"))
-OPTIONAL = frozenset(("max_tokens", "seed", "logprobs", "prompt_logprobs", "thinking_budget"))
+OPTIONAL = frozenset(
+    ("max_tokens", "seed", "logprobs", "prompt_logprobs", "thinking_budget", "top_n", "truncate_prompt_tokens")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +79,10 @@ class SamplingParams:
             RequestError: Naming the field, and its value and bounds or what it must be.
         """
         for name, (least, most) in {**BOUNDS, "max_tokens": (1, MAX_TOKENS), "n": (1, MAX_REPLIES)}.items():
-            _check_number(name, getattr(self, name), least, most, is_whole=name not in FRACTIONS)
-        stop_rules(sampling_of(self))
+            check_number(name, getattr(self, name), least, most, is_whole=name not in FRACTIONS)
+        sampling = sampling_of(self)
+        check_sampling(sampling)
+        stop_rules(sampling)
 
 
 def sampling_of(params: SamplingParams) -> Sampling:
@@ -105,6 +110,8 @@ def typed(value: Any, kind: Any, name: str) -> Any:
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$")
         raise wrong(f"{name}{where.rstrip('`')}: {what[:1].lower()}{what[1:]}", name) from None
+    except UnicodeEncodeError:
+        raise wrong(f"{name} has text with half of a surrogate pair; give whole characters", name) from None
 
 
 def _plain(value: Any) -> Any:
@@ -203,7 +210,12 @@ class Classification:
         return len(self.probs)
 
 
-def _check_number(name: str, value: Any, least: float, most: float, *, is_whole: bool) -> None:
+def check_number(name: str, value: Any, least: float, most: float, *, is_whole: bool) -> None:
+    """Refuse what is no number, or out of bounds.
+
+    Raises:
+        RequestError: Naming the field, its value and its bounds.
+    """
     if value is None and name in OPTIONAL:
         return
     kind = Integral if is_whole else Real

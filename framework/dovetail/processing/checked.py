@@ -199,13 +199,13 @@ def _checked(request: Request) -> Request:
         raise empty_prompt(request.names.prompt)
     for prompt in prompts:
         if isinstance(prompt, Chat):
-            _check_forms("messages", prompt.messages, made.names.prompt)
+            check_forms("messages", prompt.messages, made.names.prompt)
     if made.tools is not None:
-        _check_forms("tools", made.tools.tools, made.names.tools)
+        check_forms("tools", made.tools.tools, made.names.tools)
     _check_numbers(request, OF_REQUEST, made.names)
     if request.sampling != _PLAIN:
         _check_numbers(request.sampling, OF_SAMPLING, made.names)
-        _check_sampling(request.sampling)
+        check_sampling(request.sampling)
     if 0 < request.candidates < request.n:
         text = f"candidates must be 0 or at least n, of which it is what they are chosen from; not {request.candidates}"
         raise wrong(f"{text} with n {request.n}", "candidates")
@@ -257,8 +257,17 @@ def _fields(prompt: Prompt) -> dict[str, Any]:
     return asdict(prompt) | {"type": type(prompt).__name__}
 
 
-def _check_forms(name: str, values: list[JsonObject], param: str) -> None:
-    """Refuse what does not have its form in `_Forms`; other fields may be anything."""
+def check_forms(name: str, values: list[JsonObject], param: str) -> None:
+    """Refuse messages or tools that do not have their form; other fields may be anything.
+
+    Args:
+        name: `messages` or `tools`.
+        values: They.
+        param: What the API calls them.
+
+    Raises:
+        RequestError: It names the place.
+    """
     try:
         msgspec.convert({name: values}, _Forms)
     except msgspec.ValidationError as error:
@@ -276,7 +285,12 @@ def _check_numbers(struct: Any, bounds: Mapping[str, tuple[float, float]], names
             raise wrong(f"{param} must be {above} {least} to {most}, not {value}", param)
 
 
-def _check_sampling(sampling: Sampling) -> None:
+def check_sampling(sampling: Sampling) -> None:
+    """Refuse lists that are too long, and words and biases out of bounds.
+
+    Raises:
+        RequestError: It names the field.
+    """
     for name, most in LENGTHS.items():
         if (values := getattr(sampling, name)) is not None:
             _check_length(values, most, name)
@@ -287,8 +301,10 @@ def _check_sampling(sampling: Sampling) -> None:
             raise wrong(f"bad_words must hold texts of 1 to {MAX_STOP_CHARS} characters", "bad_words")
     if sampling.logit_bias:
         _check_length(sampling.logit_bias, MAX_BIASES, "logit_bias")
-        if not all(-MAX_BIAS <= value <= MAX_BIAS for value in sampling.logit_bias.values()):
-            raise wrong(f"logit_bias must hold numbers from {-MAX_BIAS:g} to {MAX_BIAS:g}", "logit_bias")
+        beyond = [value for value in sampling.logit_bias.values() if not -MAX_BIAS <= value <= MAX_BIAS]
+        if beyond:
+            text = f"logit_bias must hold numbers from {-MAX_BIAS:g} to {MAX_BIAS:g}, not {beyond[0]}"
+            raise wrong(text, "logit_bias")
 
 
 def _check_length(values: Collection[Any], most: int, param: str, what: str = "values") -> None:

@@ -396,11 +396,13 @@ def _not_here(parts: Sequence[tuple[Message, str]], salt: str) -> Sequence[Prepa
 
 
 def text_size(message: Mapping[str, Any]) -> int:
-    """Return a lower bound of a message's bytes."""
+    """Return a lower bound of a message's bytes. What has no form counts nothing: the template's reader refuses it."""
     content = message.get("content")
     if isinstance(content, str):
         return len(content)
-    return sum(len(part if isinstance(part, str) else part.get("text") or "") for part in content or ())
+    parts = content if isinstance(content, (list, tuple)) else ()
+    texts = (part.get("text") if isinstance(part, Mapping) else part for part in parts)
+    return sum(len(text) for text in texts if isinstance(text, str))
 
 
 def bound_parser(plugins: LoadedPlugins, planned: PlannedPlugin, template: TemplateView, bind: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,6 +91,7 @@ def _wrong(text: str) -> RequestError:
 
 MAX_BIAS = 100.0
 _TOKEN_ID = re.compile("-?[0-9]{1,11}")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 SEED_MASK = (1 << 63) - 1
 DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -194,6 +196,8 @@ def _several(value: str | Sequence[str] | None, param: str) -> tuple[str, ...]:
     for text in texts:
         if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARS:
             raise wrong(f"{param} must hold texts of 1 to {MAX_STOP_CHARS} characters", param)
+        if _SURROGATE.search(text):
+            raise wrong(f"{param} has text with half of a surrogate pair; send whole characters", param)
     return texts
 
 
@@ -263,7 +267,7 @@ def logit_bias(given: Mapping[Any, float] | None, vocab_size: int) -> dict[int, 
     """Read the keys as token ids and clamp the values to ±100.
 
     Raises:
-        RequestError: A key is no id of this model.
+        RequestError: A key is no id of this model, or a value no number.
     """
     if not given:
         return {}
@@ -272,6 +276,9 @@ def logit_bias(given: Mapping[Any, float] | None, vocab_size: int) -> dict[int, 
     if bad is not None:
         text = f"logit_bias: {bad[:32]!r} is no token id; keys are ids written as digits"
         raise RequestError(text, param="logit_bias", code="invalid_token_id")
+    bad = next((key for key, value in zip(texts, given.values(), strict=True) if math.isnan(value)), None)
+    if bad is not None:
+        raise wrong(f"logit_bias: token {bad} has NaN, which is no number; possible: -100 to 100", "logit_bias")
     bias = {int(key): max(-MAX_BIAS, min(MAX_BIAS, value)) for key, value in zip(texts, given.values(), strict=True)}
     check_token_ids(bias, vocab_size, "logit_bias")
     return bias

@@ -63,7 +63,7 @@ def tool_options(
     if isinstance(choice, Mapping) or choice == "required":
         if not tools:
             raise wrong(f"{name} needs tools", name)
-    elif choice not in {None, "none", "auto"}:
+    elif choice not in (None, "none", "auto"):  # a tuple: a choice may be a list, which has no hash
         raise wrong(f"{name} must be 'none', 'auto', 'required' or an object (given: {choice!r})", name)
     if not tools or choice == "none":
         return None

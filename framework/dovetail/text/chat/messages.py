@@ -103,10 +103,11 @@ def _message(
     if isinstance(reasoning, str):
         check_text(reasoning, param=f"{param}.reasoning_content")
         result["reasoning_content"] = result["reasoning"] = reasoning
-    if result.get("tool_calls"):
-        result["tool_calls"] = [
-            _tool_call(call, arguments_format, f"{param}.tool_calls") for call in result["tool_calls"]
-        ]
+    if calls := result.get("tool_calls"):
+        if not isinstance(calls, (list, tuple)):
+            text = f"tool_calls must be a list of calls, not {type(calls).__name__}"
+            raise RequestError(text, param=f"{param}.tool_calls", code="invalid_type")
+        result["tool_calls"] = [_tool_call(call, arguments_format, f"{param}.tool_calls") for call in calls]
     else:
         result.pop("tool_calls", None)
     return result
@@ -218,8 +219,10 @@ def _tool_call(call: Any, arguments_format: ArgumentsFormat, param: str) -> dict
     if not isinstance(call, Mapping):
         raise RequestError(f"a tool call must be an object, not {type(call).__name__}", param=param)
     function = call.get("function")
-    if not isinstance(function, Mapping):
+    if function is None:
         return dict(call)
+    if not isinstance(function, Mapping):
+        raise RequestError(f"function of a tool call must be an object, not {type(function).__name__}", param=param)
     arguments = _arguments(function.get("arguments"))
     if arguments_format == "string" and not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
