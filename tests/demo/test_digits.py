@@ -14,8 +14,9 @@ import requests
 import torch
 from safetensors.torch import load_file
 
+from dovetail import LLM, SamplingParams
 from dovetail.base.settings import EngineSettings
-from dovetail.contracts.errors import ModelError
+from dovetail.contracts.errors import ModelError, RequestError
 from dovetail.demo import BUNDLED, DIGITS_DIR, MODEL_DIR
 from dovetail.runtime.checkpoint.hub import with_folders
 from dovetail.utils import launch_server_cmd, terminate_process, wait_for_server
@@ -118,3 +119,17 @@ def test_the_quickstart_shows_how(port: int, capsys: pytest.CaptureFixture[str])
 def test_the_sampling_is_greedy() -> None:
     """Who names no temperature gets the likeliest number."""
     assert json.loads((DIGITS_DIR / "generation_config.json").read_text())["do_sample"] is False
+
+
+def test_offline_there_is_no_tower() -> None:
+    """`LLM` takes no images: it says who does, and loads what reads text."""
+    url = "data:image/png;base64,"
+    with LLM("demo:digits", max_total_tokens=2048) as llm:
+        assert llm.info.max_image_patches == 0
+        assert llm.info.weight_bytes < sum(
+            value.nbytes for value in load_file(DIGITS_DIR / "model.safetensors").values()
+        )
+        with pytest.raises(RequestError, match="images are read by a server only: send them to `dovetail serve`"):
+            llm.chat([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}], use_tqdm=False)
+        params = SamplingParams(temperature=0, max_tokens=3)
+        assert llm.chat([{"role": "user", "content": QUESTION}], params, use_tqdm=False)[0].token_ids

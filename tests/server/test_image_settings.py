@@ -19,7 +19,10 @@ from seeing_server import (
     text,
 )
 
+from dovetail.plugins.records import PluginState
+from dovetail.processing.prepare import prepare
 from dovetail_server.media import decode
+from dovetail_server.settings.serve import ServeSettings
 
 
 @pytest.fixture
@@ -126,3 +129,35 @@ def test_a_server_that_was_told_not_to_see(
     why = f"this server was started with {shown}"
     assert f"{why}; send text" in ask(server, part(CAT)).json()["error"]["message"]
     assert server.get("/model_info").json()["no_images"] == why
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({"body_processes": 0}, "started with --body-processes 0, which leaves no process to decode images"),
+        ({"limit_mm_per_prompt": {"image": 0}}, ""),
+        ({"processor": None}, ""),
+        ({"processor": None, "body_processes": 0}, ""),
+        ({"body_processes": 1}, ""),
+    ],
+)
+def test_no_tower_without_a_decoder(given: dict[str, Any], shown: str) -> None:
+    """The plan has a processor, without which no tower is loaded, only where a request may have an image."""
+    prepared = prepare(ServeSettings(model_path="demo:digits", **given))
+    assert bool(prepared.plan.of_kind("processor")) is (given == {"body_processes": 1})
+    assert shown in prepared.settings.no_images
+    assert bool(prepared.settings.no_images) is bool(shown)
+    if shown:
+        assert prepared.settings.processor is None
+        states = {record.name: (record.state, record.reason) for record in prepared.registry.of_kind("processor")}
+        assert states["qwen3-vl"] == (PluginState.FOUND, prepared.settings.no_images)
+
+
+def test_no_tower_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing could decode an image. A text model's plan says nothing of that, and its requests neither."""
+    monkeypatch.setattr(decode, "find_spec", lambda name: None)
+    prepared = prepare(ServeSettings(model_path="demo:digits"))
+    assert not prepared.plan.of_kind("processor")
+    assert prepared.settings.no_images == decode.NO_PILLOW
+    of_text = prepare(ServeSettings(model_path="demo:chat", body_processes=0)).settings
+    assert (of_text.processor, of_text.no_images) == ("auto", "")

@@ -48,6 +48,11 @@ class OfflineSettings(TextSettings, BaseSettings):
 
     config: Path | None = Field(None, description="YAML or TOML file with any of these settings.")
 
+    @property
+    def no_decoder(self) -> str:
+        """`LLM` takes none."""
+        return "images are read by a server only: send them to `dovetail serve`"
+
     @classmethod
     def settings_customise_sources(
         cls,

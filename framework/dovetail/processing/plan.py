@@ -24,6 +24,7 @@ from dovetail.plugins.loader import describe, import_planned, naming_plugin, opt
 from dovetail.plugins.lock import check_files, read_lock
 from dovetail.plugins.options import OptionError, describe_options, option_key, plain_options
 from dovetail.plugins.plan import AUTO, as_planned
+from dovetail.plugins.records import PluginState
 from dovetail.plugins.time_limit import time_limit
 from dovetail.processing.classes import Classes, register_classes
 from dovetail.processing.plugin_settings import (
@@ -104,6 +105,7 @@ def plan_plugins(
             select=manager.select,
             timeout_s=settings.plugin_timeout,
         )
+        settings, plan = without_images(settings, registry, plan)
         if settings.plugins_locked is not None:
             check_files({p.distribution for p in plan.plugins if not registry.resolve(p.kind, p.qualified).builtin})
         plan = with_options(plan, settings, manager)
@@ -113,6 +115,19 @@ def plan_plugins(
     except OptionError as error:
         raise PluginError(in_users_words(error, settings)) from None
     return settings, registry, plan
+
+
+def without_images(settings: S, registry: Registry, plan: PluginPlan) -> tuple[S, PluginPlan]:
+    """Leave out the image processor, and with it the model's tower, where nothing would decode an image."""
+    unused, why = plan.of_kind("processor"), settings.no_decoder
+    if not (unused and why):
+        return settings, plan
+    for planned in unused:
+        registry.mark(planned.kind, planned.qualified, PluginState.FOUND, why)
+    rest = tuple(planned for planned in plan.plugins if planned not in unused)
+    settings = settings.model_copy(update={"processor": None})
+    settings.no_images = why
+    return settings, msgspec.structs.replace(plan, plugins=rest)
 
 
 def warn_of_private_imports(registry: Registry, plan: PluginPlan) -> None:

@@ -171,6 +171,8 @@ class Processor:
             model,
         )
         made.plugin_states = plugins.states()
+        if settings.no_images:
+            made.template.no_images = settings.no_images
         return made
 
     @classmethod

@@ -14,7 +14,7 @@ from dovetail.engine.client import EngineClient
 from dovetail.text.inline import InlineCostError
 from dovetail_server.http.auth import CALLER
 from dovetail_server.media.cache import ImageCache
-from dovetail_server.media.decode import NO_PILLOW, has_pillow
+from dovetail_server.media.decode import NO_PILLOW
 from dovetail_server.media.folder import MediaFolder
 from dovetail_server.media.rules import MediaRules
 from dovetail_server.reading.pool import BodyPool
@@ -110,20 +110,14 @@ class ReadingContext(ServingContext):
 
     def _media_rules(self, text: Processor) -> MediaRules | None:
         """Return what images may be, and have them loaded by other processes; None where there can be none."""
-        settings, most = self.settings, self.max_images
-        if text.images is None:
-            if settings.processor is None:
-                flag = "--processor none" if most else '--limit-mm-per-prompt {"image": 0}'
-                text.template.no_images = f"this server was started with {flag}"
-            return None
-        if settings.body_processes == 0:
-            text.template.no_images = "this server reads no images (--body-processes 0)"
-            text.images = None
-            return None
-        if not has_pillow():
+        settings, why = self.settings, self.settings.no_images
+        if text.images is not None or settings.processor is None:
+            why = why or settings.no_decoder
+        if why == NO_PILLOW:
             logger.warning("The model sees images, and requests with one are refused: %s.", NO_PILLOW)
-            text.template.no_images = NO_PILLOW
-            text.images = None
+        if why:
+            text.template.no_images, text.images = why, None
+        if text.images is None:
             return None
         self.media = self.media or MediaFolder()
         text.template.no_images = ""
@@ -136,7 +130,7 @@ class ReadingContext(ServingContext):
         return MediaRules(
             folder=str(self.media.path),
             revision=text.model_revision,
-            max_images=most,
+            max_images=self.max_images,
             max_patches=settings.max_image_patches,
             max_tokens=text.limits.context_len,
             domains=settings.allowed_media_domains,
