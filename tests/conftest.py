@@ -5,21 +5,17 @@ from __future__ import annotations
 import faulthandler
 import functools
 import gc
-import inspect
 import logging
-import math
 import os
 import shutil
 import signal
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -54,6 +50,9 @@ settings.register_profile(
 settings.register_profile("nightly", settings.get_profile("dovetail"), max_examples=500)
 
 sys.path.insert(0, str(Path(__file__).parent / "warm"))
+from quick_interpreter import quicken  # noqa: E402
+from remembered_scans import remember_metadata, remember_plugins  # noqa: E402
+from samples import beyond_samples  # noqa: E402
 from warm_starts import WarmStarts  # noqa: E402
 
 INSTALLED = metadata.entry_points()
@@ -211,221 +210,7 @@ def pytest_collection_finish() -> None:
         remember_plugins()
     interpreter = sys.modules.get("triton.runtime.interpreter")
     if interpreter is not None and os.environ.get("TRITON_INTERPRET") == "1":
-        remember_builtins(interpreter)
-        patch_once(interpreter)
-        remember_types(interpreter)
-        compare_shapes_as_numbers(interpreter)
-        skip_what_changes_nothing(interpreter)
-
-
-def remember_metadata() -> None:
-    """Have the scan for plugins read what is installed beside pytest once: engines of tests scan a thousand times."""
-    from dovetail.plugins import scan
-
-    read, site = scan._read, sysconfig.get_path("purelib")
-    known: dict[tuple[str, str], str] = {}
-
-    def remembered(dist: Any, file: str) -> str:
-        folder = str(getattr(dist, "_path", ""))
-        if not folder.startswith(site):
-            return read(dist, file)
-        if (folder, file) not in known:
-            known[folder, file] = read(dist, file)
-        return known[folder, file]
-
-    scan._read = remembered
-
-
-def remember_plugins() -> None:
-    """Have a scan find what the first one found, where the same folders are searched under no rules.
-
-    Engines and servers of tests scan thousands of times, 13 ms each. Every registry gets records of its own.
-    """
-    from dovetail.plugins import Registry
-
-    scan, folders = Registry.scan, [*sys.path]
-    known: list[Registry] = []
-
-    def remembered(**given: Any) -> Registry:
-        if given or sys.path != folders:
-            return scan(**given)
-        if not known:
-            known.append(scan())
-        return Registry([replace(record) for record in known[0].records], [*known[0].problems])
-
-    Registry.scan = staticmethod(remembered)  # type: ignore[method-assign,assignment]
-
-
-def remember_builtins(interpreter: ModuleType) -> None:
-    """Have Triton's interpreter look once for the names that it replaces in `triton.language`.
-
-    It looks through all members of its modules at each launch of a kernel, and at each call of a function within one,
-    which takes a third of the time of tests that run kernels.
-    """
-    is_builtin = interpreter.tl.core.is_builtin
-    names: dict[Any, list[str]] = {}
-
-    def patch(package: Any, builder: Any, scope: Any) -> None:
-        if package not in names:
-            names[package] = [name for name, member in inspect.getmembers(package) if is_builtin(member)]
-        for name in names[package]:
-            if is_builtin(member := getattr(package, name)):
-                interpreter._patch_attr(package, name, member, builder, scope)
-
-    interpreter._patch_builtin = patch  # type: ignore[attr-defined]
-
-
-def patch_once(interpreter: ModuleType) -> None:
-    """Have Triton's interpreter replace names of `triton.language` once for a launch, not at each call within it."""
-    patch_lang, modules = interpreter._patch_lang, (interpreter.tl, interpreter.tl.core)
-    languages: dict[Any, set[ModuleType]] = {}
-    replaced: set[ModuleType] = set()
-
-    def patch(fn: Any) -> Any:
-        if fn not in languages:
-            languages[fn] = {value for value in fn.__globals__.values() if any(value is module for module in modules)}
-        if languages[fn] <= replaced:
-            return interpreter._LangPatchScope()  # a call within a launch: nothing is left to replace, or to restore
-        scope, is_launch = patch_lang(fn), not replaced
-        replaced.update(languages[fn])
-        if is_launch:
-            restore = scope.restore
-            scope.restore = lambda: (replaced.clear(), restore())
-        return scope
-
-    interpreter._patch_lang = patch  # type: ignore[attr-defined]
-
-
-def compare_shapes_as_numbers(interpreter: ModuleType) -> None:
-    """Have Triton's interpreter compare shapes by their numbers, of which it would make an object each, three times.
-
-    Nothing is broadcast where two shapes are the same, which is so for most operations; `remember_types` has made them
-    one object then.
-    """
-    core, semantic = interpreter.tl.core, type(interpreter.interpreter_semantic)
-    constexpr, equal, broadcast = core.constexpr, core.tuple.__eq__, semantic.broadcast_impl_value
-
-    def numbers(values: Any) -> list[Any] | None:
-        found = [value.value if isinstance(value, constexpr) else value for value in values]
-        return found if all(type(value) is int for value in found) else None
-
-    same = constexpr(True)
-
-    def compare(self: Any, other: Any) -> Any:
-        if self is other:
-            return same
-        if isinstance(other, (list, core.tuple)):
-            mine, theirs = numbers(self), numbers(other)
-            if mine is not None and theirs is not None:
-                return constexpr(mine == theirs)
-        return equal(self, other)
-
-    def broadcast_where_needed(self: Any, lhs: Any, rhs: Any) -> Any:
-        one, two = lhs.type, rhs.type
-        if one.is_block() and two.is_block():
-            if one.shape is two.shape:
-                return lhs, rhs
-            dims = numbers(one.shape)
-            if dims is not None and dims == numbers(two.shape):
-                return lhs, rhs
-        return broadcast(self, lhs, rhs)
-
-    core.tuple.__eq__, semantic.broadcast_impl_value = compare, broadcast_where_needed
-
-
-def remember_types(interpreter: ModuleType) -> None:
-    """Have Triton's interpreter make a type, and the shape of a tensor, once instead of with each operation.
-
-    Nor need it compute, for each addition, whether the result overflows: without `debug` nobody looks at what it finds.
-    Together that is half of the time of tests that run kernels.
-    """
-    core, builder = interpreter.tl.core, interpreter.interpreter_builder
-    builder.options = replace(builder.options, sanitize_overflow=builder.options.debug)
-    find_dtype, constexpr, make_base = interpreter._get_np_dtype, core.constexpr, core.base_value.__init__
-    of_shape, of_sizes, of_name, of_block, make_block = {}, {}, {}, {}, core.block_type.__init__
-
-    def numpy_dtype(dtype: Any) -> Any:
-        scalar = dtype.scalar
-        if scalar.name not in of_name:
-            of_name[scalar.name] = find_dtype(scalar)
-        return of_name[scalar.name]
-
-    def unwrap(shape: Any) -> list[Any]:
-        shape = core._unwrap_if_constexpr(shape) if isinstance(shape, constexpr) else shape
-        return [size.value if isinstance(size, constexpr) else size for size in shape]
-
-    def block_type(self: Any, element_ty: Any, shape: Any) -> None:
-        key = element_ty.name, *unwrap(shape)
-        if key not in of_block:
-            make_block(self, element_ty, shape)
-            of_block[key] = of_sizes.setdefault(key[1:], self.shape), self.numel, self.name
-        self.element_ty = element_ty
-        self.shape, self.numel, self.name = of_block[key]
-
-    def make_tensor(self: Any, handle: Any, dtype: Any) -> None:
-        make_base(self)
-        shape = dtype.shape if dtype.is_block() else ()
-        if id(shape) not in of_shape:  # which keeps it, so that no other gets its place in memory
-            of_shape[id(shape)] = constexpr(math.prod(shape)), core.tuple([constexpr(size) for size in shape]), shape
-        self.handle, self.type, self.dtype = handle, dtype, dtype.scalar
-        self.numel, self.shape, _ = of_shape[id(shape)]
-
-    interpreter._get_np_dtype = numpy_dtype  # type: ignore[attr-defined]
-    core._unwrap_shape, core.tensor.__init__, core.block_type.__init__ = unwrap, make_tensor, block_type
-
-
-def skip_what_changes_nothing(interpreter: ModuleType) -> None:
-    """Have Triton's interpreter not look for the common type of two tensors that have one type, or of one and a number.
-
-    Nor for what is to be taken out of a tensor, nor whether what numpy has computed fits its own type; and no argument
-    of an operator is copied to name one more.
-    """
-    core, semantic = interpreter.tl.core, type(interpreter.interpreter_semantic)
-    tensor, dtype, block_type, constexpr = core.tensor, core.dtype, core.block_type, core.constexpr
-    types, unwrap, full = semantic.binary_op_type_checking_impl, core._unwrap_if_constexpr, interpreter.np.full
-    handle, known = interpreter.TensorHandle, interpreter.interpreter_semantic
-    plain = {tensor, int, float, bool, str, type(None), dtype, block_type}
-
-    def unwrap_what_can_be(value: Any) -> Any:
-        kind = type(value)
-        return value if kind in plain else value.value if kind is constexpr else unwrap(value)
-
-    def is_same(self: Any, other: Any) -> bool:
-        other = unwrap_what_can_be(other)
-        return self is other or (isinstance(other, dtype) and self.name == other.name)
-
-    def becomes(number: Any, kind: Any) -> bool:
-        if type(number) is int:
-            return kind.name in ("int32", "int64", "fp32") and -(2**31) <= number < 2**31
-        return type(number) is float and kind.name == "fp32"
-
-    def common_types(self: Any, lhs: Any, rhs: Any, *args: Any, **kwargs: Any) -> Any:
-        if not args[3:] and not kwargs.get("div_or_mod"):  # others may be computed in another type
-            one, two = getattr(lhs, "dtype", None), getattr(rhs, "dtype", None)
-            if type(one) is dtype and type(two) is dtype and one.name == two.name:
-                return self.broadcast_impl_value(lhs, rhs)
-            if type(one) is dtype and becomes(rhs, one):
-                return self.broadcast_impl_value(lhs, self.scalar_constant(rhs, one))
-            if type(two) is dtype and becomes(lhs, two):
-                return self.broadcast_impl_value(self.scalar_constant(lhs, two), rhs)
-        return types(self, lhs, rhs, *args, **kwargs)
-
-    def splat(self: Any, kind: Any, arg: Any) -> Any:
-        return handle(full(kind.shape, arg.data, dtype=arg.data.dtype), arg.dtype.scalar)
-
-    def patch_attribute(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
-        inner = getattr(member, "__wrapped__", member)
-
-        def called(*args: Any, **kwargs: Any) -> Any:
-            kwargs["_semantic"] = known
-            return inner(*args, **kwargs)
-
-        scope.set_attr(owner, name, called)
-
-    core._unwrap_if_constexpr, dtype.__eq__, interpreter._patch_attr = unwrap_what_can_be, is_same, patch_attribute
-    semantic.binary_op_type_checking_impl = common_types
-    type(interpreter.interpreter_builder).create_splat = splat
-    handle.__post_init__ = lambda self: None
+        quicken(interpreter)
 
 
 LONG = (
@@ -485,57 +270,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
-def beyond_samples(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Of each test marked `sampled`, all but a part in which every value of each of its parameters stands.
-
-    Arguments that the mark names are one parameter together: of their values every combination stays. Of a test marked
-    `first`, or of that part of it, all but as many cases as the mark says.
-    """
-    grids: dict[str, list[Any]] = {}
-    for item in items:
-        is_left_out = item.get_closest_marker("full") is not None
-        is_thinned = item.get_closest_marker("sampled") or item.get_closest_marker("first")
-        if is_thinned and hasattr(item, "callspec") and not is_left_out:
-            grids.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out: set[pytest.Item] = set()
-    for grid in grids.values():
-        is_sampled, first = grid[0].get_closest_marker("sampled"), grid[0].get_closest_marker("first")
-        kept = sorted(covering([values_of(item) for item in grid])) if is_sampled else list(range(len(grid)))
-        kept = kept[: first.args[0] if first else None]
-        left_out |= {item for number, item in enumerate(grid) if number not in kept}
-    return left_out
-
-
-def values_of(item: Any) -> tuple[Any, ...]:
-    """Return a value for each `parametrize`, which may set several arguments, and for each fixture's parameter."""
-    params = dict(item.callspec.params)
-    rows = [tuple((name, id(params[name])) for name in mark.args) for mark in item.iter_markers("sampled")]
-    for mark in item.iter_markers("parametrize"):
-        names = mark.args[0].replace(",", " ").split() if isinstance(mark.args[0], str) else mark.args[0]
-        rows.append(tuple((name, id(params.pop(name))) for name in names))
-    return (*rows, *((name, id(value)) for name, value in params.items()))
-
-
-def covering(rows: list[tuple[Any, ...]]) -> set[int]:
-    """Choose few of some rows of values, the same each time, so that every value is in one.
-
-    The row with the most new values is next; of equals, that whose values were taken least, so that they take turns.
-    """
-    missing = {value for row in rows for value in row}
-    times = dict.fromkeys(missing, 0)
-    kept: set[int] = set()
-    while missing:
-        best = max(
-            (number for number in range(len(rows)) if number not in kept),
-            key=lambda n: (len(missing.intersection(rows[n])), -sum(times[value] for value in rows[n]), -n),
-        )
-        kept.add(best)
-        missing -= set(rows[best])
-        for value in rows[best]:
-            times[value] += 1
-    return kept
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     """Fork the processes that run tests, and with each the template that it forks others from."""
@@ -575,9 +309,9 @@ LOGGERS = ("", "dovetail", "uvicorn", "uvicorn.access", "uvicorn.error")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@pytest.fixture(autouse=True)
-def process_as_before() -> Iterator[None]:
-    """Undo what commands and servers that a test ran in this process did to its logs and to its handlers of signals."""
+@contextmanager
+def logs_and_signals_as_before() -> Iterator[None]:
+    """Undo what a block does to the logs of this process and to its handlers of signals."""
     loggers, signals = [logging.getLogger(name) for name in LOGGERS], [signal.getsignal(number) for number in SIGNALS]
     before = [(one.level, one.propagate, [*one.handlers], [*one.filters]) for one in loggers]
     yield
@@ -586,6 +320,20 @@ def process_as_before() -> Iterator[None]:
     for logger, (level, *others) in zip(loggers, before, strict=True):
         logger.setLevel(level)
         logger.propagate, logger.handlers, logger.filters = others
+
+
+@pytest.fixture(autouse=True, scope="module")
+def process_of_file_as_before() -> Iterator[None]:
+    """Undo what servers of a whole file did: each one adds filters to the loggers of uvicorn, which keep them."""
+    with logs_and_signals_as_before():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def process_as_before() -> Iterator[None]:
+    """Undo what commands and servers that a test ran in this process did to it."""
+    with logs_and_signals_as_before():
+        yield
 
 
 CORE = pytest.StashKey[tuple[set[str], Any]]()

@@ -12,9 +12,19 @@ sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file
 
 from harness import Harness, folder, make_harness
 from package_apis import loose, loose_server, strange, strange_server
-from seeing_server import seeing, seeing_folder
+from seeing_server import seeing, seeing_folder, server
 
-__all__ = ["folder", "loose", "loose_server", "make_harness", "seeing", "seeing_folder", "strange", "strange_server"]
+__all__ = [
+    "folder",
+    "loose",
+    "loose_server",
+    "make_harness",
+    "seeing",
+    "seeing_folder",
+    "server",
+    "strange",
+    "strange_server",
+]
 
 
 @pytest.fixture(scope="session")

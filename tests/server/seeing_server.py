@@ -104,6 +104,13 @@ def seeing(seeing_folder: Path) -> Iterator[SeeingHarness]:
     harness.close()
 
 
+@pytest.fixture
+def server(seeing: SeeingHarness) -> SeeingHarness:
+    """The file's server that sees, over a fresh engine; files with other servers have a fixture of this name."""
+    seeing.reset()
+    return seeing
+
+
 def ask(server: Harness, *content: Any, **fields: Any) -> Any:
     body = {"model": "tiny", "messages": [{"role": "user", "content": list(content)}], **fields}
     return server.post("/v1/chat/completions", body)

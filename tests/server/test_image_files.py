@@ -28,12 +28,6 @@ from dovetail_server.reading.media import MAX_WAITING_FETCHES, MediaExchange
 from dovetail_server.reading.turns import Turns
 
 
-@pytest.fixture
-def server(seeing: SeeingHarness) -> SeeingHarness:
-    seeing.reset()
-    return seeing
-
-
 def test_a_large_image(server: SeeingHarness) -> None:
     """A body that goes to another process at once; many pixels become few."""
     noise = io.BytesIO()

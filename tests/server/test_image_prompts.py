@@ -23,12 +23,6 @@ from dovetail.processing.image_parts import PlainPlaceholders, surrounded
 from dovetail.text.chat.template import ChatTemplate
 
 
-@pytest.fixture
-def server(seeing: SeeingHarness) -> SeeingHarness:
-    seeing.reset()
-    return seeing
-
-
 def test_an_image_larger_than_the_context(seeing_folder: Path) -> None:
     """An image that no prompt has room for is refused as one, before it is cut into patches, with a size that fits."""
     server = SeeingHarness(seeing_folder, context_len=64)

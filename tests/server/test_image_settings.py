@@ -25,12 +25,6 @@ from dovetail_server.media import decode
 from dovetail_server.settings.serve import ServeSettings
 
 
-@pytest.fixture
-def server(seeing: SeeingHarness) -> SeeingHarness:
-    seeing.reset()
-    return seeing
-
-
 def test_an_image_of_too_many_patches(seeing_folder: Path) -> None:
     """Beyond `--max-image-patches` a request gets 400 with what is possible; an image of as many is served."""
     server = SeeingHarness(seeing_folder, context_len=4096, max_image_patches=32)

@@ -27,12 +27,6 @@ from dovetail.messages import Submit
 from dovetail.messages.media import read_arrays
 
 
-@pytest.fixture
-def server(seeing: SeeingHarness) -> SeeingHarness:
-    seeing.reset()
-    return seeing
-
-
 def events(stream: str) -> list[Any]:
     return [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
 
