@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from screen import LOOKS, Screen, expect
 
 from dovetail.plugins import Registry, make_plan
@@ -127,6 +130,20 @@ def test_images_go_along(screen: Screen, seeing: ScriptedServer, tmp_path: Path)
     content = [part(CAT), part(DOG), words("Which is larger?")]
     assert screen.bodies[-1]["messages"] == [{"role": "user", "content": content}]
 
+
+def test_a_picture_to_try_it_with(screen: Screen, seeing: ScriptedServer) -> None:
+    """An empty conversation offers a question with a picture of a number; one click sends both."""
+    idea = screen.page.get_by_role("button", name="Which number is this? (with a picture)")
+    idea.click()
+    expect(screen.last()).to_contain_text("A red cat.")
+    [asked] = screen.bodies[-1]["messages"]
+    picture, question = asked["content"]
+    assert question == words("Which number is this?")
+    with Image.open(io.BytesIO(base64.b64decode(picture["image_url"]["url"].partition(",")[2]))) as found:
+        assert (found.format, found.size) == ("PNG", (160, 96))
+        assert found.convert("L").getextrema() == (0, 255)  # black on white: something is drawn
+    expect(screen.page.get_by_alt_text("number.png")).to_be_visible()
+    expect(idea).to_have_count(0)
 
 def test_an_image_alone_and_the_code_of_its_request(screen: Screen) -> None:
     """No text is needed; the conversation has the image's name, and code that is shown has not its data."""
@@ -268,6 +285,7 @@ def test_a_model_that_does_not_see(new_screen: Callable[..., Screen], server: Sc
     screen = new_screen(server.base).ready()
     page = screen.page
     expect(page.get_by_role("button", name="Attach images")).to_have_count(0)
+    expect(page.get_by_role("button", name="(with a picture)")).to_have_count(0)
     for way in ("paste", "drop"):
         give(screen, way, **{way: image()})
         page.get_by_text(f"{way}.png was left out: this model is served for text only.").wait_for()

@@ -1,9 +1,10 @@
 // Chat: the list of conversations, the one that is open, and its settings.
 import { html, useCallback, useEffect, useLayoutEffect, useMemo, useReducer, useRef, useState } from "../core/html.js";
 import { facts, watchFacts } from "../core/facts.js";
-import { hold, previewOf } from "../core/images.js";
+import { examplePicture, hold, previewOf } from "../core/images.js";
 import { rememberSettings } from "../core/settings.js";
 import { save } from "../core/store.js";
+import { newId } from "../core/tree.js";
 import { IconButton } from "../parts/buttons.js";
 import { ProgramDialog } from "../parts/program.js";
 import { plain, unordered } from "../parts/text.js";
@@ -14,6 +15,7 @@ import { amend, answerCalls, find, fresh, isRunning, reply, requestOf, resume, s
 import { SettingsForm } from "./settings.js";
 
 const IDEAS = ["What is the capital of France?", "Tell me a joke about programming", "9.11 and 9.8, which is greater?", "List 3 countries and their capitals."];
+const OF_PICTURE = "Which number is this?";
 const GONE = "This conversation is not in this browser any more. What you type begins a new one.";
 
 export function ChatPage({ id }) {
@@ -88,6 +90,7 @@ export function ChatPage({ id }) {
     setDraft("");
     setFiles([]);
   };
+  const onPicture = async () => onSend(OF_PICTURE, OF_PICTURE, [{ id: newId(), ...(await examplePicture()) }]);
   const onNew = () => {
     setPanel(null);
     setNotice("");
@@ -122,7 +125,7 @@ export function ChatPage({ id }) {
         <${IconButton} icon="sliders" label="Settings" aria-expanded=${panel === "settings" || hasSettings}
           onClick=${() => (innerWidth <= 1100 ? setPanel(panel === "settings" ? null : "settings") : setHasSettings(!hasSettings))} />
       </div>
-      <${Messages} conversation=${conversation} path=${path} actions=${latest} onIdea=${(idea) => onSend(idea)} />
+      <${Messages} conversation=${conversation} path=${path} actions=${latest} onIdea=${(idea) => onSend(idea)} onPicture=${onPicture} />
       <div class="foot">
         ${notice && html`<p class="problem" role="alert">${notice}</p>`}
         <${Composer} draft=${draft} setDraft=${setDraft} files=${files} setFiles=${setFiles} sent=${path.flatMap(({ images }) => images ?? []).filter(previewOf)} isRunning=${runs} canSend=${facts.state === "known"} onSend=${onSend}
@@ -154,7 +157,7 @@ function spoken(node) {
   return unordered(`The reply is: ${node.content.slice(0, 2000)} ${calls}`);
 }
 
-function Messages({ conversation, path, actions, onIdea }) {
+function Messages({ conversation, path, actions, onIdea, onPicture }) {
   const scroller = useRef(null);
   const follows = useRef(true);
   const [isAway, setIsAway] = useState(false);
@@ -173,10 +176,12 @@ function Messages({ conversation, path, actions, onIdea }) {
   };
   useEffect(end, [conversation.id, path.length]);
   if (!path.length) {
+    const sees = facts.info?.max_images > 0;
     return html`<div class="messages" ref=${scroller}><div class="welcome">
       <h2>What would you like to know?</h2>
       <p>${facts.names[0] ? html`You are talking with <strong>${facts.names[0]}</strong>.` : facts.problem}</p>
-      <ul>${IDEAS.map((idea) => html`<li key=${idea}><button type="button" class="idea" disabled=${facts.state !== "known"} onClick=${() => onIdea(idea)}>${idea}</button></li>`)}</ul>
+      <ul>${sees && html`<li><button type="button" class="idea" disabled=${facts.state !== "known"} onClick=${onPicture}>${OF_PICTURE} (with a picture)</button></li>`}
+      ${IDEAS.slice(sees).map((idea) => html`<li key=${idea}><button type="button" class="idea" disabled=${facts.state !== "known"} onClick=${() => onIdea(idea)}>${idea}</button></li>`)}</ul>
     </div></div>`;
   }
   return html`<div class="messages" ref=${scroller} onScroll=${onScroll} tabindex="0" role="region" aria-label="Messages">

@@ -24,6 +24,17 @@ export async function imageOf(file) {
   return { name: file.name, type: file.type, size: file.size, url, preview: URL.createObjectURL(file) };
 }
 
+/** A picture of a number, drawn here, with which a model that sees can be tried at once. */
+export function examplePicture() {
+  const canvas = Object.assign(document.createElement("canvas"), { width: 160, height: 96 });
+  const context = canvas.getContext("2d");
+  context.fillStyle = "white";
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  Object.assign(context, { fillStyle: "black", font: "56px sans-serif", textAlign: "center", textBaseline: "middle" });
+  context.fillText("84", canvas.width / 2, canvas.height / 2);
+  return new Promise((resolve) => canvas.toBlob((blob) => resolve(imageOf(new File([blob], "number.png", { type: "image/png" })))));
+}
+
 /** Hold images that are sent, by their `id`, and return them. */
 export function hold(images) {
   for (const { id, url, preview } of images) held.set(id, { url, preview });
