@@ -145,6 +145,7 @@ def test_a_picture_to_try_it_with(screen: Screen, seeing: ScriptedServer) -> Non
     expect(screen.page.get_by_alt_text("number.png")).to_be_visible()
     expect(idea).to_have_count(0)
 
+
 def test_an_image_alone_and_the_code_of_its_request(screen: Screen) -> None:
     """No text is needed; the conversation has the image's name, and code that is shown has not its data."""
     page = screen.page
