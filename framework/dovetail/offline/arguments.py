@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
+import msgspec
 from pydantic import BaseModel
 
+from dovetail.processing.bounds import POSITIVE
 from dovetail.processing.checked import check_forms
 from dovetail.processing.refusals import wrong
 
@@ -15,6 +17,9 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
 Message = Mapping[str, Any]
 PROMPT = "text, token ids, or a mapping with 'prompt' or 'prompt_token_ids'"
+OPTIONAL = frozenset(
+    ("max_tokens", "seed", "logprobs", "prompt_logprobs", "thinking_budget", "top_n", "truncate_prompt_tokens")
+)
 MESSAGES = "a list of messages, such as {'role': 'user', 'content': 'Hello'}"
 
 
@@ -52,7 +57,7 @@ def _ids(index: int, prompt: Any, encode: Callable[[str], list[int]]) -> list[in
     return [int(one) for one in ids]
 
 
-def conversations(given: Any) -> list[list[dict[str, Any]]]:
+def messages_of(given: Any) -> list[list[dict[str, Any]]]:
     """Return the messages of one conversation or several; the clients' own objects of messages are read, too.
 
     Raises:
@@ -106,3 +111,46 @@ def listed(given: Any, name: str, possible: str, param: str | None = None) -> li
     if isinstance(found, Sequence) and not isinstance(found, str | bytes | bytearray | memoryview):
         return list(found)
     raise wrong(f"{name} is of type {type(given).__name__}; give {possible}", param or name)
+
+
+def typed(value: Any, kind: Any, name: str) -> Any:
+    """Return the value of a field as a type that JSON has.
+
+    Raises:
+        RequestError: It is of another one.
+    """
+    try:
+        return msgspec.convert(_plain(value), kind)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$")
+        raise wrong(f"{name}{where.rstrip('`')}: {what[:1].lower()}{what[1:]}", name) from None
+    except UnicodeEncodeError:
+        raise wrong(f"{name} has text with half of a surrogate pair; give whole characters", name) from None
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers of NumPy, and whatever holds several values, as Python's own."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        return value
+    return [_plain(each) for each in value]
+
+
+def check_number(name: str, value: Any, least: float, most: float, *, is_whole: bool) -> None:
+    """Refuse what is no number, or out of bounds.
+
+    Raises:
+        RequestError: Naming the field, its value and its bounds.
+    """
+    if value is None and name in OPTIONAL:
+        return
+    kind = Integral if is_whole else Real
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise wrong(f"{name} must be a {'whole ' if is_whole else ''}number, not {value!r}", name)
+    number = float(value)
+    if not least <= number <= most or (name in POSITIVE and number == least):
+        above = "above" if name in POSITIVE else "from"
+        raise wrong(f"{name} must be {above} {least:g} to {most:g}, not {value!r}", name)

@@ -31,20 +31,10 @@ from dovetail.contracts.reasoning import ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.spec.diagnostics import explained
 from dovetail.grammar.spec.refusals import LATER
-from dovetail.offline.arguments import Message, Prompt, prompt_ids, texts
-from dovetail.offline.arguments import conversations as read_conversations
+from dovetail.offline.arguments import Message, Prompt, check_number, messages_of, prompt_ids, texts, typed
 from dovetail.offline.outlines_model import OutlinesModel, pieces_of, register
 from dovetail.offline.requests import OfflineRequest, OfflineRequests
-from dovetail.offline.types import (
-    Classification,
-    GeneratedReply,
-    PromptEmbedding,
-    Ranked,
-    SamplingParams,
-    Score,
-    check_number,
-    typed,
-)
+from dovetail.offline.types import Classification, GeneratedReply, PromptEmbedding, Ranked, SamplingParams, Score
 from dovetail.plugins import load
 from dovetail.plugins.manager import running_hooks
 from dovetail.processing.bounds import MAX_TOKENS
@@ -411,7 +401,7 @@ class LLM(OutlinesModel):
         """
         self._processor.tasks.check("generate")
         chats = self._requests.conversations(
-            read_conversations(conversations),
+            messages_of(conversations),
             tools=tools,
             tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
@@ -440,7 +430,7 @@ class LLM(OutlinesModel):
         if isinstance(prompt, str):
             jobs = self._requests.continued(0, self._encode(prompt), params)
         else:
-            [chat] = self._requests.conversations(read_conversations([prompt]))
+            [chat] = self._requests.conversations(messages_of([prompt]))
             jobs = self._requests.answered(0, chat, params)
         [job] = jobs
         return pieces_of(self._loop, self._deltas(job.submit), job.output)

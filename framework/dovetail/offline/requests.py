@@ -21,8 +21,8 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat, Ids, Names, Request
 from dovetail.grammar.spec.fields import NAMES, read_grammar
 from dovetail.grammar.spec.route import GrammarRoute
-from dovetail.offline.arguments import listed
-from dovetail.offline.types import SamplingParams, sampling_of, typed
+from dovetail.offline.arguments import listed, typed
+from dovetail.offline.types import SamplingParams, sampling_of
 from dovetail.processing.bounds import MAX_TOOL_NAME, TOOL_NAME, Effort
 from dovetail.processing.input import Preparation
 from dovetail.processing.pairs import POOLING, TextIds
@@ -164,7 +164,7 @@ class OfflineRequests:
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool | None = None,
     ) -> list[Request]:
-        """Return requests that share everything but their messages, which `arguments.conversations` has read.
+        """Return requests that share everything but their messages, which `arguments.messages_of` has read.
 
         Raises:
             RequestError: Of `tool_options`; or a tool, an effort or another argument is none.

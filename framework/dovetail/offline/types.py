@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 from typing import Any, Literal
 
 import msgspec
@@ -12,18 +11,15 @@ import msgspec
 from dovetail import messages
 from dovetail.contracts.requests import Sampling
 from dovetail.grammar.spec.route import GrammarReport
-from dovetail.processing.bounds import BOUNDS, MAX_TOKENS, POSITIVE
+from dovetail.offline.arguments import check_number, typed
+from dovetail.processing.bounds import BOUNDS, MAX_TOKENS
 from dovetail.processing.checked import check_sampling
-from dovetail.processing.refusals import wrong
 from dovetail.processing.sampling import stop_rules
 from dovetail.sdk.formats.output import ToolCall
 
 MAX_REPLIES = 10_000
 """Of one prompt."""
 FRACTIONS = frozenset(("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"))
-OPTIONAL = frozenset(
-    ("max_tokens", "seed", "logprobs", "prompt_logprobs", "thinking_budget", "top_n", "truncate_prompt_tokens")
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,32 +93,6 @@ def sampling_of(params: SamplingParams) -> Sampling:
         if (value := typed(getattr(params, name), of.type | None, name)) not in (None, [], {}):
             values[of.name] = value
     return Sampling(**values)
-
-
-def typed(value: Any, kind: Any, name: str) -> Any:
-    """Return the value of a field as a type that JSON has.
-
-    Raises:
-        RequestError: It is of another one.
-    """
-    try:
-        return msgspec.convert(_plain(value), kind)
-    except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$")
-        raise wrong(f"{name}{where.rstrip('`')}: {what[:1].lower()}{what[1:]}", name) from None
-    except UnicodeEncodeError:
-        raise wrong(f"{name} has text with half of a surrogate pair; give whole characters", name) from None
-
-
-def _plain(value: Any) -> Any:
-    """Return numbers of NumPy, and whatever holds several values, as Python's own."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {_plain(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        return value
-    return [_plain(each) for each in value]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,20 +178,3 @@ class Classification:
     def num_classes(self) -> int:
         """How many labels there are."""
         return len(self.probs)
-
-
-def check_number(name: str, value: Any, least: float, most: float, *, is_whole: bool) -> None:
-    """Refuse what is no number, or out of bounds.
-
-    Raises:
-        RequestError: Naming the field, its value and its bounds.
-    """
-    if value is None and name in OPTIONAL:
-        return
-    kind = Integral if is_whole else Real
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise wrong(f"{name} must be a {'whole ' if is_whole else ''}number, not {value!r}", name)
-    number = float(value)
-    if not least <= number <= most or (name in POSITIVE and number == least):
-        above = "above" if name in POSITIVE else "from"
-        raise wrong(f"{name} must be {above} {least:g} to {most:g}, not {value!r}", name)

@@ -125,9 +125,7 @@ def without_images(settings: S, registry: Registry, plan: PluginPlan) -> tuple[S
     for planned in unused:
         registry.mark(planned.kind, planned.qualified, PluginState.FOUND, why)
     rest = tuple(planned for planned in plan.plugins if planned not in unused)
-    settings = settings.model_copy(update={"processor": None})
-    settings.no_images = why
-    return settings, msgspec.structs.replace(plan, plugins=rest)
+    return settings.model_copy(update={"processor": None}), msgspec.structs.replace(plan, plugins=rest)
 
 
 def warn_of_private_imports(registry: Registry, plan: PluginPlan) -> None:

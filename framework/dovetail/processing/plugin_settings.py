@@ -132,21 +132,10 @@ class PluginSettings(EngineSettings):
 
     _auto_notes: tuple[str, ...] = PrivateAttr(())
 
-    _no_images: str = PrivateAttr("")
-
     @property
     def no_decoder(self) -> str:
         """Why nothing here decodes images, whatever the model; empty where something does."""
         return ""
-
-    @property
-    def no_images(self) -> str:
-        """Why the images that the model sees are not read; empty where they are. Known once plugins are planned."""
-        return self._no_images
-
-    @no_images.setter
-    def no_images(self, why: str) -> None:
-        self._no_images = why
 
     @property
     def auto_notes(self) -> tuple[str, ...]:

@@ -171,8 +171,8 @@ class Processor:
             model,
         )
         made.plugin_states = plugins.states()
-        if settings.no_images:
-            made.template.no_images = settings.no_images
+        if settings.processor is None and settings.no_decoder:
+            made.template.no_images = settings.no_decoder
         return made
 
     @classmethod

@@ -14,7 +14,7 @@ from dovetail.engine.client import EngineClient
 from dovetail.text.inline import InlineCostError
 from dovetail_server.http.auth import CALLER
 from dovetail_server.media.cache import ImageCache
-from dovetail_server.media.decode import NO_PILLOW
+from dovetail_server.media.decode import NO_PILLOW, has_pillow
 from dovetail_server.media.folder import MediaFolder
 from dovetail_server.media.rules import MediaRules
 from dovetail_server.reading.pool import BodyPool
@@ -110,14 +110,16 @@ class ReadingContext(ServingContext):
 
     def _media_rules(self, text: Processor) -> MediaRules | None:
         """Return what images may be, and have them loaded by other processes; None where there can be none."""
-        settings, why = self.settings, self.settings.no_images
-        if text.images is not None or settings.processor is None:
-            why = why or settings.no_decoder
-        if why == NO_PILLOW:
-            logger.warning("The model sees images, and requests with one are refused: %s.", NO_PILLOW)
+        settings, why = self.settings, self.settings.no_decoder
+        if settings.processor is None:
+            text.template.no_images = why or "this server was started with --processor none"
+        if text.images is None:
+            return None
+        if not why and not has_pillow():
+            why = NO_PILLOW
+            logger.warning("The model sees images, and requests with one are refused: %s.", why)
         if why:
             text.template.no_images, text.images = why, None
-        if text.images is None:
             return None
         self.media = self.media or MediaFolder()
         text.template.no_images = ""

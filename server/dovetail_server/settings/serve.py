@@ -17,7 +17,6 @@ from dovetail.base.settings import Names, Seconds, Settings, setting
 from dovetail.processing.plugin_settings import ENV_PREFIX
 from dovetail.processing.text_settings import TextSettings, read_object
 from dovetail_server.compat.arguments import file_value
-from dovetail_server.media.decode import NO_PILLOW, has_pillow
 from dovetail_server.settings.types import Aliases, ApiKey, ApiKeys, Hosts, Origins
 
 # Settings that say who may use the server.
@@ -259,14 +258,10 @@ class ServeSettings(KeySettings, MediaSettings, TextSettings, BaseSettings):
 
     @property
     def no_decoder(self) -> str:
-        """A flag, or that there is no Pillow."""
-        if not self.limit_mm_per_prompt.get("image", 1):
-            return 'this server was started with --limit-mm-per-prompt {"image": 0}'
-        if self.processor is None:
-            return "this server was started with --processor none"
-        if self.body_processes == 0:
-            return "this server was started with --body-processes 0, which leaves no process to decode images"
-        return "" if has_pillow() else NO_PILLOW
+        """The flag that leaves none."""
+        has_images = self.limit_mm_per_prompt.get("image", 1)
+        flag = "--body-processes 0" if has_images else '--limit-mm-per-prompt {"image": 0}'
+        return f"this server was started with {flag}" if self.body_processes == 0 or not has_images else ""
 
     @classmethod
     def settings_customise_sources(
