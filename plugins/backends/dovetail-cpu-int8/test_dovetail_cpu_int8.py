@@ -94,6 +94,17 @@ def test_rows_of_another_width_are_refused() -> None:
         kernel(torch.zeros(2, 8).bfloat16(), kernel.pack(Scaled().quantise(torch.randn(7, 9))), None)
 
 
+@pytest.mark.parametrize("at", [0, 1, 4, 5])
+def test_operands_of_another_dtype_are_refused(at: int) -> None:
+    """A float32 norm, which a model of yours may have, is not read as numbers of 16 bits."""
+    kernel = kernels.NormLinear(0)
+    packed = kernel.pack(Scaled().quantise(torch.randn(7, 9)))
+    given: list[Any] = [torch.zeros(2, 9), torch.zeros(9), 1e-6, packed, torch.zeros(7), torch.zeros(2, 7)]
+    given = [each.bfloat16() if isinstance(each, torch.Tensor) and i != at else each for i, each in enumerate(given)]
+    with pytest.raises(ValueError, match=r"are bfloat16, and one is torch\.float32"):
+        kernel(*given)
+
+
 def test_it_is_timed_with_what_it_fuses() -> None:
     """A norm and a residual stand beside most products of a model."""
     made = CpuInt8()

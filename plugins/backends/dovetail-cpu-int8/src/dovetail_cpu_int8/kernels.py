@@ -83,11 +83,14 @@ class _Product:
         """`norm(x) Wᵀ + b + residual`, or SiLU of its first half times the second.
 
         Raises:
-            ValueError: Rows have another width than the weight.
+            ValueError: Rows have another width than the weight, or an operand another dtype than bfloat16.
             MemoryError: There is no memory for the bytes of a block of rows.
         """
         if x.shape[1] != weight.num_in:  # the library would read beyond them
             raise ValueError(f"rows of {x.shape[1]} numbers and a weight of {weight.num_in} inputs")
+        for each in (x, norm, bias, residual):  # the library would take their bits for bfloat16
+            if each is not None and each.dtype is not torch.bfloat16:
+                raise ValueError(f"operands of cpu-int8 are bfloat16, and one is {each.dtype}: convert it first")
         if x.stride(1) != 1:
             x = x.contiguous()
         if residual is not None and residual.stride(1) != 1:
