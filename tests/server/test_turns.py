@@ -57,6 +57,31 @@ def test_background_work_leaves_a_place_free() -> None:
     asyncio.run(main())
 
 
+def test_an_owner_with_nothing_going_takes_the_spare_place() -> None:
+    """The work of one does not keep another from going; a second one of his waits, and so does background work."""
+
+    async def main() -> list[str]:
+        turns, release, going = Turns(2, spare=1), asyncio.Event(), []
+
+        async def hold(name: str, is_background: bool = False) -> None:
+            async with turns.turn(name[0], is_background=is_background):
+                going.append(name)
+                await release.wait()
+
+        async with asyncio.TaskGroup() as group:
+            for name in ("a1", "a2", "a3", "b1", "b2", "c1"):
+                group.create_task(hold(name))
+            group.create_task(hold("d1", is_background=True))
+            for _ in range(4):
+                await asyncio.sleep(0)
+            found = list(going)
+            release.set()
+        assert len(going) == 7
+        return found
+
+    assert asyncio.run(main()) == ["a1", "a2", "b1"]
+
+
 def test_who_leaves_as_his_turn_comes_gives_it_on() -> None:
     """Cancelled between the call and the turn, nothing is lost."""
 

@@ -64,7 +64,7 @@ class BodyPool:
             cpu_s: Processor time that a body may take.
         """
         self._cpu_s = cpu_s
-        self._turns = Turns(max_processes)
+        self._turns = Turns(max_processes, spare=1)
         self._max_processes = max_processes
         self._is_closed = False
         self._template: ForkTemplate | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from time import perf_counter
 
@@ -27,16 +27,16 @@ class TurnLine:
         self._owners.setdefault(owner, deque()).append(place)
         return place
 
-    def next(self) -> Place | None:
-        """Take the first, and put its owner behind the others."""
-        while self._owners:
-            owner, places = self._owners.popitem(last=False)
+    def next(self, but: Collection[str] = ()) -> tuple[str, Place] | None:
+        """Take the first of an owner who is not in `but`, and put that owner behind the others."""
+        while (owner := next((each for each in self._owners if each not in but), None)) is not None:
+            places = self._owners.pop(owner)
             while places:
                 place = places.popleft()
                 if not place.done():  # who left meanwhile was cancelled
                     if places:
                         self._owners[owner] = places
-                    return place
+                    return owner, place
         return None
 
     def waiting(self) -> Counter[str]:
@@ -47,10 +47,17 @@ class TurnLine:
 class Turns:
     """Lets up to `most` go at a time, and of background work one fewer, if there is another."""
 
-    def __init__(self, most: int) -> None:
-        """Begin with nobody."""
+    def __init__(self, most: int, spare: int = 0) -> None:
+        """Begin with nobody.
+
+        Args:
+            most: See above.
+            spare: So many more go whose owners have nothing going: they do not wait for what others do.
+        """
         self._most = {False: most, True: max(1, most - 1)}
+        self._spare = spare
         self._going = {False: 0, True: 0}
+        self._owners: Counter[str] = Counter()
         self._lines = {False: TurnLine(), True: TurnLine()}
 
     @property
@@ -82,19 +89,33 @@ class Turns:
         self._call()
         return place
 
-    def leave(self, is_background: bool) -> None:
+    def leave(self, owner: str, is_background: bool) -> None:
         """Let the next one go."""
         self._going[is_background] -= 1
+        self._owners -= Counter([owner])  # keeps those above 0
         self._call()
 
     def _call(self) -> None:
         for kind in (False, True):
-            while sum(self._going.values()) < self._most[False] and self._going[kind] < self._most[kind]:
-                place = self._lines[kind].next()
-                if place is None:
+            while self._num_going < self._most[False] and self._going[kind] < self._most[kind]:
+                if not self._go(kind):
                     break
-                self._going[kind] += 1
-                place.set_result(None)
+        while self._num_going < self._most[False] + self._spare and self._go(False, but=self._owners):
+            pass
+
+    @property
+    def _num_going(self) -> int:
+        return sum(self._going.values())
+
+    def _go(self, kind: bool, but: Collection[str] = ()) -> bool:
+        """Let one of a kind go, of an owner who is not in `but`; return whether there was one."""
+        if (found := self._lines[kind].next(but)) is None:
+            return False
+        owner, place = found
+        self._going[kind] += 1
+        self._owners[owner] += 1
+        place.set_result(None)
+        return True
 
 
 class RoundTime:
@@ -137,7 +158,7 @@ class ReadingTurn:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
-                self._turns.leave(self._is_background)
+                self._turns.leave(self.owner, self._is_background)
             raise
         self._is_mine = True
 
@@ -145,7 +166,7 @@ class ReadingTurn:
         """Let others go, if it is one's turn."""
         if self._is_mine:
             self._is_mine = False
-            self._turns.leave(self._is_background)
+            self._turns.leave(self.owner, self._is_background)
 
     def beside(self, turns: Turns) -> ReadingTurn:
         """Return the same one's turn of something else, which has yet to be waited for."""
