@@ -23,7 +23,7 @@ from dovetail_server.gateway.worker_settings import divide, worker_config, worke
 from dovetail_server.relay.places import MAX_TEXT_BYTES, beginning
 from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.start.lifecycle import DrainingServer
-from dovetail_server.start.preflight import bind
+from dovetail_server.start.preflight import bind, with_model
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +84,20 @@ def test_a_workers_file_gives_the_settings_it_was_made_of(tmp_path: Path) -> Non
     assert (worker.host, worker.port, worker.root_path, worker.data_parallel_size) == ("127.0.0.1", 4321, "", 1)
     assert not worker.allowed_hosts
     assert worker.num_threads == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [(["demo:digits"], ["demo:digits"]), (["demo:digits", "--served-model-name", "a,b"], ["a", "b"]), ([], [])],
+)
+def test_workers_serve_a_model_under_the_name_that_was_given(
+    model: list[str], names: list[str], tmp_path: Path
+) -> None:
+    """Not under the folder in which it was found; without a name each worker knows the demo's itself."""
+    file = tmp_path / "worker.yaml"
+    file.write_text(worker_config(with_model(settings_of(*model, "--dp", "2")), 4321, {}))
+    worker = settings_of("--config", str(file))
+    assert (worker.served_model_name, worker.model_path is None) == (names, not model)
 
 
 def test_every_setting_is_the_address_s_or_reaches_the_workers() -> None:

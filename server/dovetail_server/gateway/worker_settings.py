@@ -85,6 +85,8 @@ def count_gpus(settings: ServeSettings) -> int:
 def worker_config(settings: ServeSettings, port: int, share: dict[str, Any]) -> str:
     """Return the configuration file of a worker, whose keys it holds: to be handed over where nobody can read it."""
     given = {name: getattr(settings, name) for name in settings.model_fields_set if name not in OURS}
+    if "model_path" in given:  # by now the folder of a hub's model, which is served under the name that was given
+        given["served_model_name"] = settings.served_model_name
     config = {
         **{name: plain(value) for name, value in given.items()},
         "host": "127.0.0.1",
