@@ -460,6 +460,16 @@ def test_errors_of_the_server_are_no_faults_of_the_request(status: int, kind: st
     assert error_body(status, ErrorDetail(message="x", type="y"), None).error.type == kind
 
 
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [("a[0]: no image", "a[0]: no image"), ("no audio", "a[0].type: no audio"), ("a[0].type is x", "a[0].type is x")],
+)
+def test_an_error_names_the_field_once(message: str, shown: str) -> None:
+    """A message that names the part is not put behind the name of the part's type."""
+    detail = ErrorDetail(message=message, type="y", param="a[0].type")
+    assert error_body(400, detail, None).error.message == shown
+
+
 @pytest.mark.parametrize("edits", [{}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}])
 def test_edits_that_clear_nothing_are_accepted(thinking: Harness, edits: dict[str, Any]) -> None:
     """Clients send them beside thinking: a refusal would end every conversation."""

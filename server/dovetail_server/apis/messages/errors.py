@@ -38,7 +38,7 @@ def error_body(status: int, detail: ErrorDetail, request_id: str | None) -> Anth
     """
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     message = detail.message
-    if detail.param is not None and detail.param not in message:
+    if detail.param is not None and detail.param.removesuffix(".type") not in message:
         message = f"{detail.param}: {message}"
     details = UnsupportedThread() if detail.code == NO_THREADS else msgspec.UNSET
     return AnthropicError(
