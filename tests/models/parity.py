@@ -117,6 +117,12 @@ def check_logits(folder: Path, model: Any, *, chunk: int, num_new: int = NUM_NEW
     return outcome
 
 
+def check_pieces(folder: Path, model: Any) -> None:
+    """Compare a prompt whole and what is decoded behind it, beyond 128 tokens, and it in chunks that cut pieces."""
+    check_logits(folder, model, chunk=100, num_new=32, model_impl="dovetail")
+    check_logits(folder, model, chunk=33, num_new=4, model_impl="dovetail")
+
+
 def check_schedules(folder: Path, model: Any, *, num_new: int = NUM_NEW, **settings: Any) -> Outcome:
     """Compare the tokens of requests that are computed together, hit a cached prefix, and are retracted."""
     core = make_core(

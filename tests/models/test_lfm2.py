@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from families import config_of, make_checkpoint, make_seeing
-from parity import check_logits, check_schedules
+from parity import check_logits, check_pieces, check_schedules
 from recurrent_replies import LENGTHS, check_reply, check_retracted
 from transformers.models.lfm2.modeling_lfm2 import Lfm2MLP
 
@@ -37,10 +37,8 @@ CASES += [(kind, one) for kind, changes in PERTURBED.items() for one in changes]
 
 @pytest.mark.parametrize(("kind", "changes"), CASES)
 def test_logits_and_tokens_are_transformers(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    """A prompt whole, in chunks that cut pieces, and 64 decoded tokens."""
-    model = make_checkpoint(tmp_path, kind, **changes)
-    for chunk in (100, 33):
-        check_logits(tmp_path, model, chunk=chunk, model_impl="dovetail")
+    """A prompt whole, in chunks that cut pieces, and decoded tokens."""
+    check_pieces(tmp_path, make_checkpoint(tmp_path, kind, **changes))
 
 
 @pytest.mark.parametrize("kind", PERTURBED)
@@ -53,7 +51,7 @@ def test_schedules_give_transformers_tokens(kind: str, tmp_path: Path) -> None:
 
 def test_the_text_part_of_a_model_that_sees_is_served(tmp_path: Path) -> None:
     """Its files name `model.language_model.` and the rest, which is left out."""
-    check_logits(tmp_path, make_seeing(tmp_path, "lfm2_vl"), chunk=100, model_impl="dovetail")
+    check_logits(tmp_path, make_seeing(tmp_path, "lfm2_vl"), chunk=100, num_new=8, model_impl="dovetail")
 
 
 @pytest.fixture(scope="module", params=PERTURBED)
@@ -65,12 +63,13 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", LENGTHS[1:4])
 def test_a_reply_has_the_same_bits_however_it_came(length: int, folder: Path) -> None:
     """Cold, behind a cached state, in other chunks, and beside others."""
     check_reply(folder, length)
 
 
+@pytest.mark.first(1)
 def test_a_retracted_reply_goes_on_with_the_same_bits(folder: Path) -> None:
     """What was decoded is computed again as a prompt, and behind it nothing differs."""
     check_retracted(folder)
