@@ -44,17 +44,6 @@ def setup_of(folder: Path, settings: ServeSettings, *parsers: Any) -> ProcessorS
     return ProcessorSetup(folder=str(folder), model=str(folder), chat_template=settings.chat_template, plan=plan)
 
 
-def build_routes(app: Any) -> None:
-    """Have FastAPI build what it builds with a first request.
-
-    It ignores a warning meanwhile, and that is the process's setting: two servers of a test may not do it at once.
-    """
-    while not hasattr(app, "routes"):
-        app = app.app
-    for route in app.routes:
-        route.matches({"type": "http", "method": "GET", "path": "/nowhere", "root_path": "", "headers": []})
-
-
 class Harness:
     """A real HTTP server in a thread, over a scripted engine."""
 
@@ -87,9 +76,7 @@ class Harness:
         )
         if is_ready:
             self.make_ready()
-        app = create_app(self.state)
-        build_routes(app)
-        self.server = HttpServer(app, self.state)
+        self.server = HttpServer(create_app(self.state), self.state)
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()

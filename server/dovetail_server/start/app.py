@@ -145,7 +145,7 @@ def create_app(state: ServerState) -> FastAPI:
     app.state.server = state
     paths: list[tuple[str, set[str]]] = []
     for router in routers(state.settings, state.apis):
-        app.include_router(router)
+        app.router.routes += router.routes  # included, they would be made again for each application and matched twice
         paths += [(route.path, route.methods or set()) for route in router.routes if isinstance(route, Route)]
         state.hooks.check_free(route.path_regex for route in router.routes if isinstance(route, Route))
     app.state.paths = paths
@@ -174,12 +174,6 @@ def create_app(state: ServerState) -> FastAPI:
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document
     return app
-
-
-def build_routes(app: FastAPI) -> None:
-    """Have all routes made now: FastAPI makes those of a router when a request first asks whether they match."""
-    for route in app.router.routes:
-        route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
 
 
 class Layered(Holder, Protocol):

@@ -200,13 +200,11 @@ def build_http(
     """Import the web framework and build the application; runs in a thread beside the engine's start."""
     with phases.phase("http"):
         with imports.for_good():
-            from dovetail_server.start.app import build_routes, create_app
+            from dovetail_server.start.app import create_app
             from dovetail_server.start.lifecycle import HttpServer
             from dovetail_server.state import ServerState
         state = ServerState(settings, engine, hooks, tasks, load_apis(plan) if apis is None else apis)
-        app = create_app(state)
-        build_routes(app)
-        return HttpServer(app, state)
+        return HttpServer(create_app(state), state)
 
 
 async def get_ready(
