@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
 import msgspec
@@ -374,9 +373,9 @@ def _why_not_read(record: PluginRecord, method: str) -> str | None:
     return f"it reads {possible}, and this checkpoint {here}; leave --quantization out, or give such a checkpoint"
 
 
-def _is_installed(distribution: str) -> bool:
+def _is_installed(name: str) -> bool:
     try:
-        installed_version(distribution)
+        distribution(name)  # found by its folder's name: its metadata, which takes milliseconds to parse, is not read
     except PackageNotFoundError:
         return False
     return True
