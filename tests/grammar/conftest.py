@@ -31,8 +31,11 @@ def demo(request: pytest.FixtureRequest) -> Iterator[Demo]:
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
-    """The demo model over HTTP, one server for all tests; in float32: draws hardly depend on how steps are cut."""
-    made = Served(dtype="float32", grammar_compile_timeout=30.0)  # the first process may take a while to start
+    """The demo model over HTTP, one server for all tests; in float32: draws hardly depend on how steps are cut.
+
+    Without blanks between the tokens of JSON, of which the model writes a hundred where it may.
+    """
+    made = Served(dtype="float32", compact_json=True, grammar_compile_timeout=30.0)  # the first process may start late
     yield made
     made.close()
 

@@ -35,29 +35,31 @@ TOOLS = [
 ]
 
 
-@pytest.mark.first(8)
+NARROW = {"enum": ["France", 1]}
+
+
 @pytest.mark.parametrize(
     ("fields", "pattern"),
     [
         ({"response_format": {"type": "json_object"}}, r"(?s)\s*\{.*\}\s*"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, None),
-        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, None),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": NARROW}}}, None),
+        ({"response_format": {"type": "json_object", "schema": NARROW}}, None),
         (
             {
                 "response_format": {
                     "type": "json_schema",
-                    "json_schema": {"name": "x", "strict": True, "schema": SCHEMA},
+                    "json_schema": {"name": "x", "strict": True, "schema": NARROW},
                 }
             },
             None,
         ),
         ({"response_format": {"type": "text"}}, r"(?s).*"),
-        ({"json_schema": SCHEMA}, None),
-        ({"json_schema": json.dumps(SCHEMA)}, None),
+        ({"json_schema": NARROW}, None),
+        ({"json_schema": json.dumps(NARROW)}, None),
         ({"regex": "[A-C]{2}-[0-9]{3}"}, r"[A-C]{2}-[0-9]{3}"),
         ({"ebnf": 'root ::= "yes" | "no"'}, "yes|no"),
         ({"ebnf": 'start: "yes" | "no"'}, "yes|no"),
-        ({"structured_outputs": {"json": SCHEMA}}, None),
+        ({"structured_outputs": {"json": NARROW}}, None),
         ({"structured_outputs": {"regex": "a{3}"}}, "aaa"),
         ({"structured_outputs": {"choice": ["left", "right"]}}, "left|right"),
         ({"structured_outputs": {"grammar": 'root ::= "q" [0-9]'}}, "q[0-9]"),
@@ -76,7 +78,7 @@ def test_every_spelling(served: Served, fields: dict[str, Any], pattern: str | N
         if choice["finish_reason"] == "length":
             continue
         if pattern is None:
-            jsonschema.validate(json.loads(text), SCHEMA)
+            assert json.loads(text) in NARROW["enum"]
         else:
             assert re.fullmatch(pattern, text), text
         if fields.get("response_format") != {"type": "text"}:

@@ -47,23 +47,24 @@ def asked(prompts: Prompts) -> list[Submit]:
     ]
 
 
+@pytest.mark.sampled
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_request_with_images_has_the_same_bits_in_any_company(kind: str, tmp_path: Path) -> None:
+def test_a_request_with_images_has_the_same_bits_in_any_company(kind: str, dtype: str, tmp_path: Path) -> None:
     """In both dtypes; an image that sees both ways is one chunk, beside others or behind a part that is cached."""
     seeing.make_vl(tmp_path, kind)
     submits = asked(Prompts(tmp_path, tmp_path / "files"))
-    for dtype in ("bfloat16", "float32"):
-        on: dict[str, Any] = {"batch_invariant": True, "dtype": dtype}
-        one_by_one = {"disable_radix_cache": True, "max_running_requests": 1}
-        alone = [seen(serve(tmp_path, [submit], **one_by_one, **on)[0]) for submit in submits]
-        assert alone[4] != alone[5]
-        for more in ({}, SMALL):
-            assert [seen(deltas) for deltas in serve(tmp_path, submits, **more, **on)] == alone
-        core = make_core(tmp_path, page_size=4, **on)
-        first, second = (run(core, [submit])[0] for submit in submits[4:])
-        assert [seen(first), seen(second)] == alone[4:]
-        if not core.pages.states.groups:  # states are copied every 64 tokens only
-            assert (second[0].cached_tokens or 0) >= 57
+    on: dict[str, Any] = {"batch_invariant": True, "dtype": dtype}
+    one_by_one = {"disable_radix_cache": True, "max_running_requests": 1}
+    alone = [seen(serve(tmp_path, [submit], **one_by_one, **on)[0]) for submit in submits]
+    assert alone[4] != alone[5]
+    for more in ({}, SMALL):
+        assert [seen(deltas) for deltas in serve(tmp_path, submits, **more, **on)] == alone
+    core = make_core(tmp_path, page_size=4, **on)
+    first, second = (run(core, [submit])[0] for submit in submits[4:])
+    assert [seen(first), seen(second)] == alone[4:]
+    if not core.pages.states.groups:  # states are copied every 64 tokens only
+        assert (second[0].cached_tokens or 0) >= 57
 
 
 def test_the_text_part_says_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
