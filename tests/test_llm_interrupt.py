@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import pytest
+from warm_starts import CODE
 
 from dovetail import LLM, SamplingParams
 from dovetail.offline import llm
@@ -52,7 +53,7 @@ with LLM(max_total_tokens=16384) as model:
 
 def test_ctrl_c_ends_the_work_and_the_model_serves_on() -> None:
     """A real SIGINT, twice: `KeyboardInterrupt` each time, nothing is held, and the next call is served."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, CODE, SCRIPT], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[:4] == ["interrupted", "0 0 0", "interrupted", "0 0 0"]
     assert "Paris" in done.stdout

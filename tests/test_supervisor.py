@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from warm_starts import CODE
 
 import dovetail
 import dovetail_server
@@ -276,7 +277,7 @@ def test_sigterm_ends_a_server_whose_task_does_not(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", architectures=["Cohere2ForCausalLM"])  # its plugin alone knows its facts
     (folder / "model.safetensors").write_bytes(NO_TENSORS)
     flags = ["serve", str(folder), "--port", "0", "--drain-timeout", "0"]
-    command = [sys.executable, "-c", SERVED, str(helpers), *flags, "--file-storage-path", str(tmp_path / "storage")]
+    command = [sys.executable, CODE, SERVED, str(helpers), *flags, "--file-storage-path", str(tmp_path / "storage")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         seen = []

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from restarting import make_engine
+from warm_starts import CODE
 
 from dovetail.engine.limits import StepLimits
 from dovetail.engine.recovery import MAX_PATIENCE, PATIENCE, Recovery
@@ -38,7 +39,7 @@ PROMPT = [7 + i % 200 for i in range(500)]
 def engine(each_layer: str, hang_s: float, num_ranks: int = 1) -> ProcessClient:
     """The demo model, whose layers do something else first, on the first rank; its start has steps of 12 tokens."""
     client = make_engine(Restarts(hang_s=hang_s), chunked_prefill_size=512, tensor_parallel_size=num_ranks)
-    client.command = ("-c", BODY.format(each_layer))
+    client.command = (CODE, BODY.format(each_layer))
     return client
 
 

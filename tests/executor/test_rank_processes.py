@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from rank_engines import PROMPTS, SMALL, make_core
 from restarting import Reading, make_engine, mixed
+from warm_starts import CODE
 
 from dovetail.base.settings import EngineSettings
 from dovetail.client import launch
@@ -55,11 +56,11 @@ def follower(code: str, rank: int = 1) -> Any:
     started = [0]
 
     class Changed(ProcessFollower):
-        program = ("-c", BODY.format(code))
+        program = (CODE, BODY.format(code))
 
     def start(pipe: Connection) -> ProcessFollower:
         started[0] += 1
-        return (Changed if started[0] == rank else ProcessFollower)(pipe)
+        return (Changed if code and started[0] == rank else ProcessFollower)(pipe)
 
     return start
 

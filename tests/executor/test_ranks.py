@@ -24,6 +24,7 @@ import torch
 import transformers
 from example_models import Example, prompt, run
 from rank_engines import PROMPTS, SMALL, ThreadFollower, beside, make_core, said
+from warm_starts import CODE
 
 from dovetail.base.settings import EngineSettings
 from dovetail.client import launch
@@ -307,7 +308,7 @@ def test_a_rank_that_hangs_ends_with_the_first() -> None:
     """Even in the middle of what never ends, and though it ignores what a terminal sends."""
     near, far = Pipe()
     with near, far:
-        command = [sys.executable, "-c", HANGING, str(far.fileno())]
+        command = [sys.executable, CODE, HANGING, str(far.fileno())]
         process = subprocess.Popen(command, pass_fds=[far.fileno()])
         far.close()
         assert near.poll(120)

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from warm_starts import CODE
 
 from dovetail.contracts.grammar import Vocabulary
 from dovetail.grammar.matching.bitmask import fill_masks
@@ -72,7 +73,7 @@ def test_numbers_that_are_not_finite_can_be_found_behind_a_mask() -> None:
 def test_the_triton_kernel_equals_the_reference() -> None:
     """In Triton's interpreter, at sizes off powers of two."""
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", KERNEL], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, CODE, KERNEL], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

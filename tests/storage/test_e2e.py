@@ -126,8 +126,7 @@ def test_a_bad_file(client: openai.OpenAI, tmp_path: Path) -> None:
 
 
 def run_batch(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from dovetail_server.cli import main; sys.exit(main(['run-batch', *sys.argv[1:]]))"
-    command = [sys.executable, "-c", code, *arguments]
+    command = [sys.executable, "-m", "dovetail_server", "run-batch", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
 
 

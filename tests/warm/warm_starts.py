@@ -58,6 +58,8 @@ MODULES = {
 XDIST = ["-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]
 """Options of the interpreter with which pytest-xdist, by way of execnet, starts a process that runs tests."""
 TESTS = Path(__file__).parents[1]
+CODE = str(Path(__file__).with_name("run_code.py"))
+"""What `python` runs in place of `-c`, where nothing depends on what is imported already."""
 PRELOAD = (
     "anthropic",
     "dovetail.client.engine_main",
