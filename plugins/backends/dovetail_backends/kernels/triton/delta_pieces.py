@@ -21,7 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from dovetail.contracts.device import is_interpreted
 from dovetail.sdk.layers.ops.conv import PIECE
 from dovetail_backends.kernels.triton.delta import EPS, gates, silu
-from dovetail_backends.kernels.triton.exact import PRECISION, alike, exact
+from dovetail_backends.kernels.triton.exact import alike, exact, product
 from dovetail_backends.kernels.triton.pdl import launch_options
 
 SIZE: tl.constexpr = tl.constexpr(PIECE)
@@ -206,10 +206,9 @@ def inverse(system):
         done = tl.where(place == i, done - change[:, None, :], done)
     wide = tl.reshape(tl.broadcast_to(done[:, :, None, :], [4, 16, 4, 16]), [64, 64])
     solved = tl.where(is_block, wide, 0.0)
-    rest = tl.dot(solved, tl.where(is_block, 0.0, system), input_precision="tf32x3")
-    twice = tl.dot(rest, rest, input_precision="tf32x3")
-    series = tl.dot(eye - rest, eye + twice, input_precision="tf32x3")
-    return tl.dot(series, solved, input_precision="tf32x3")
+    rest = product(solved, tl.where(is_block, 0.0, system))
+    series = product(eye - rest, eye + product(rest, rest))
+    return product(series, solved)
 
 
 @triton.jit
@@ -274,7 +273,7 @@ def _fold_kernel(
     if first < last:
         own = state + tl.load(rows + request) * (G * J * D * W) + at
         now = tl.load(own, mask=inside, other=0.0).to(tl.float32)
-        for piece in tl.range(first, last, num_stages=STAGES):
+        for piece in tl.range(first, last, num_stages=STAGES, disable_licm=BLOCK_D > 64):
             token, live = tl.load(table + piece * 3 + 1) + i, i < tl.load(table + piece * 3 + 2)
             in_key, in_value = live[:, None] & in_d[None, :], live[:, None] & in_w[None, :]
             source = x + token[:, None] * P
@@ -284,10 +283,11 @@ def _fold_kernel(
             place = piece * (G * J) + head
             square, scale = place * (SIZE * SIZE) + i[:, None] * SIZE + i[None, :], scales + place * (4 * SIZE) + i
             held = exact(keys, now, 3, NARROW, EMULATED) * tl.load(scale)[:, None]
-            change = tl.dot(tl.load(inverses + square), value - held, input_precision=PRECISION)
+            change = product(tl.load(inverses + square), value - held)
             read = exact(queries, now, 2, NARROW, EMULATED) * tl.load(scale + SIZE)[:, None]
             # What is read is rounded to bfloat16: one pass of tf32 loses nothing of that.
-            read += tl.dot(tl.load(scores + square), change, input_precision="tf32" if NARROW else PRECISION)
+            score = tl.load(scores + square)
+            read += tl.dot(score, change, input_precision="tf32") if NARROW else product(score, change)
             target = out + (token[:, None] * (G * J) + head) * W + w[None, :]
             tl.store(target, read.to(out.dtype.element_ty), mask=in_value)
             late = change * tl.load(scale + 2 * SIZE)[:, None]

@@ -20,7 +20,7 @@ from dovetail.contracts.device import is_interpreted
 from dovetail.sdk.layers.ops.conv import PIECE
 from dovetail_backends.kernels.triton.delta import EPS, decays
 from dovetail_backends.kernels.triton.delta_pieces import SIZE, inverse
-from dovetail_backends.kernels.triton.exact import PRECISION, exact
+from dovetail_backends.kernels.triton.exact import exact, product
 from dovetail_backends.kernels.triton.launch import shared_bytes
 from dovetail_backends.kernels.triton.pdl import launch_options
 
@@ -103,8 +103,8 @@ def _prepare_kernel(
                 passed = tl.exp(_sums(is_same & ((column <= row) == is_late), decay, EMULATED))
                 late, early = tl.where(is_late, passed, 0.0), tl.trans(tl.where(is_late, 0.0, keys * passed))
                 is_pair = (row ^ column) < 2 * half
-                products += tl.where(is_pair, tl.dot(keys * late, early, input_precision=PRECISION), 0.0)
-                score += tl.where(is_pair, tl.dot(queries * late, early, input_precision=PRECISION), 0.0)
+                products += tl.where(is_pair, product(keys * late, early), 0.0)
+                score += tl.where(is_pair, product(queries * late, early), 0.0)
             target, wide = decayed + place * (LINES * D) + row * D + d[None, :], (row < SIZE) & (d < D)[None, :]
             passed = tl.exp(_sums(column <= row, decay, EMULATED))
             tl.store(target, queries * passed, mask=wide)
@@ -139,8 +139,7 @@ def _inverse_kernel(b, table, systems, b_token, b_head, G: tl.constexpr, PDL: tl
 def _met(numbers, low, high, in_low, in_high, HALF: tl.constexpr):
     """Decayed queries or keys times a state whose numbers of keys stand in two halves."""
     first = tl.load(numbers, mask=in_low, other=0.0)
-    found = tl.dot(first, low, input_precision=PRECISION)
-    return tl.dot(tl.load(numbers + HALF, mask=in_high, other=0.0), high, found, input_precision=PRECISION)
+    return product(first, low) + product(tl.load(numbers + HALF, mask=in_high, other=0.0), high)
 
 
 @triton.jit
@@ -176,10 +175,11 @@ def _fold_kernel(
             square = place * (SIZE * SIZE) + i[:, None] * SIZE + i[None, :]
             numbers = decayed + place * (LINES * D) + i[:, None] * D + d[None, :]
             held = _met(numbers + SIZE * D, low, high, in_low[None, :], in_high[None, :], HALF)
-            change = tl.dot(tl.load(inverses + square), value.to(tl.float32) - held, input_precision=PRECISION)
+            change = product(tl.load(inverses + square), value.to(tl.float32) - held)
             read = _met(numbers, low, high, in_low[None, :], in_high[None, :], HALF)
             # What is read is rounded to bfloat16: one pass of tf32 loses nothing of that.
-            read += tl.dot(tl.load(scores + square), change, input_precision="tf32" if NARROW else PRECISION)
+            score = tl.load(scores + square)
+            read += tl.dot(score, change, input_precision="tf32") if NARROW else product(score, change)
             target = out + (token[:, None] * G + head) * W + w[None, :]
             tl.store(target, read.to(out.dtype.element_ty), mask=in_value)
             kept = decayed + place * (LINES * D) + 3 * SIZE * D + d
@@ -187,9 +187,9 @@ def _fold_kernel(
             high *= tl.load(kept + HALF, mask=in_high, other=0.0)[:, None]
             ending = numbers + 2 * SIZE * D
             early = tl.trans(tl.load(ending, mask=in_low[None, :], other=0.0))
-            low = tl.dot(early, change, low, input_precision=PRECISION).to(state.dtype.element_ty).to(tl.float32)
+            low = (low + product(early, change)).to(state.dtype.element_ty).to(tl.float32)
             late = tl.trans(tl.load(ending + HALF, mask=in_high[None, :], other=0.0))
-            high = tl.dot(late, change, high, input_precision=PRECISION).to(state.dtype.element_ty).to(tl.float32)
+            high = (high + product(late, change)).to(state.dtype.element_ty).to(tl.float32)
             copy = tl.load(saves + piece)
             if copy >= 0:
                 kept_at = copies + copy * (G * D * W) + at

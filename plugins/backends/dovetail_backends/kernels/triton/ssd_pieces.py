@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.device import is_interpreted
 from dovetail.sdk.layers.ops.conv import PIECE
-from dovetail_backends.kernels.triton.exact import PRECISION, alike, exact
+from dovetail_backends.kernels.triton.exact import alike, exact, product
 from dovetail_backends.kernels.triton.pdl import launch_options
 from dovetail_backends.kernels.triton.ssd import steps
 
@@ -84,7 +84,7 @@ def _fold_kernel(
         own = state + tl.load(rows + request) * (G * J * D * W) + at
         now = tl.load(own, mask=inside, other=0.0).to(tl.float32)
         own_skip = tl.load(skip + head)
-        for piece in tl.range(first, last, num_stages=STAGES):
+        for piece in tl.range(first, last, num_stages=STAGES, disable_licm=BLOCK_D > 64):
             token, live = tl.load(table + piece * 3 + 1) + i, i < tl.load(table + piece * 3 + 2)
             in_key, in_value = live[:, None] & in_d[None, :], live[:, None] & in_w[None, :]
             source = x + token[:, None] * P
@@ -99,7 +99,7 @@ def _fold_kernel(
             read = exact(queries, now, 2, NARROW, EMULATED) * tl.exp(total)[:, None]
             # What is read is rounded to bfloat16: one pass of tf32 loses nothing of that.
             score = tl.load(square) * since * step[None, :]
-            read += tl.dot(score, value, input_precision="tf32" if NARROW else PRECISION)
+            read += tl.dot(score, value, input_precision="tf32") if NARROW else product(score, value)
             read += own_skip * value
             target = out + (token[:, None] * (G * J) + head) * W + w[None, :]
             tl.store(target, read.to(out.dtype.element_ty), mask=in_value)
