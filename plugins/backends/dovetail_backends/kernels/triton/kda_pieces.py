@@ -33,7 +33,7 @@ LINES: tl.constexpr = tl.constexpr(3 * PIECE + 1)
 SOME, WARPS, INVERSE_WARPS = 32, 4, 4
 """Numbers of a key that a program multiplies at a time, its warps, and those of a program that inverts.
 
-With more numbers, or warps, registers do not suffice: 480 bytes of a thread would be spilled, or 860, not 56.
+With more numbers, or warps, registers do not suffice: 592 bytes of a thread would be spilled, or 280, not 48.
 """
 TILE = 32, 4, 2
 """Values of a program of the fold, its warps, and 2 if a piece is loaded while the one before it is folded.
@@ -97,7 +97,7 @@ def _prepare_kernel(
             keys = tl.load(from_k + at, mask=inside, other=0.0).to(tl.float32) * k_length[:, None]
             score += tl.where(row == column, tl.sum(queries * keys, 1)[:, None], 0.0)
             half = SIZE
-            for _ in range(LEVELS):
+            for _ in tl.range(LEVELS, disable_licm=True):
                 half = half // 2
                 is_late, is_same = (row & half) != 0, (row ^ column) < half
                 passed = tl.exp(_sums(is_same & ((column <= row) == is_late), decay, EMULATED))
@@ -167,7 +167,7 @@ def _fold_kernel(
         own = state + tl.load(rows + request) * (G * D * W) + at
         low = tl.load(own, mask=at_low, other=0.0).to(tl.float32)
         high = tl.load(own + HALF * W, mask=at_high, other=0.0).to(tl.float32)
-        for piece in tl.range(first, last, num_stages=STAGES):
+        for piece in tl.range(first, last, num_stages=STAGES, disable_licm=True):
             token, live = tl.load(table + piece * 3 + 1) + i, i < tl.load(table + piece * 3 + 2)
             in_value = live[:, None] & in_w[None, :]
             value = tl.load(x + token[:, None] * P + 2 * G * D + head * W + w[None, :], mask=in_value, other=0.0)
