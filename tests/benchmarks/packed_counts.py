@@ -155,7 +155,9 @@ def few_rows_ways(site: Site, weight: PackedWeight) -> list[Way]:
         tiles = [(128, 128, 8, 3, 8), (128, 128, 8, 5, 4), (256, 64, 8, 4, 8), (256, 128, 8, 3, 8)]
         return [("few", (64, (128, 128, 8, 6, 4)), 0), *(("wide", (64, one), 0) for one in tiles)]
     splits = tile[1][4]
-    tiles = [(256, 64, 8, 4, 2 if splits == 1 else 4), (256, 128, 8, 4, 1 if splits == 1 else 4), (128, 128, 8, 4, 4)]
+    tiles = [(256, 64, 8, 4, 2 if splits == 1 else 4), (256, 128, 8, 4, 1 if splits == 1 else 4)]
+    if splits > 1:  # no more than a device holds at a time
+        tiles += [(128, 128, 8, 3, splits - 1), (128, 128, 8, 4, 4)]
     ways = [("wide", tile, 512), *(("wide", (64, one), 0) for one in tiles)]
     return [*ways, ("few", (64, (128, 128, 8, 4, 1)), 0)] if site.gate else ways
 
