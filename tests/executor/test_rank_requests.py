@@ -86,7 +86,7 @@ def test_every_sort_of_request(num: int) -> None:
             model_path=str(MODEL_DIR), dtype="float32", device="cpu", page_size=4, max_total_tokens=120,
             max_running_requests=6, chunked_prefill_size=24, num_threads=1, tensor_parallel_size=num,
         )  # fmt: skip
-        return answer(launch.make_engine(settings, load(plan, "engine")), again(mixed(7, 24)))
+        return answer(launch.make_engine(settings, load(plan, "engine")), again(mixed(7, 12)))
 
     expected = serve(1)
     assert any(delta.num_retractions for deltas in expected for delta in deltas)
