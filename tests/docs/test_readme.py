@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
+
+import pytest
 
 from dovetail.plugins import KINDS
 from dovetail_server.cli.commands import COMMANDS
@@ -13,6 +16,7 @@ from dovetail_server.cli.options import parse_flags
 from dovetail_testing.parsers import parse_chunks
 
 ROOT = Path(__file__).parents[2]
+TUTORIALS = sorted(path for path in (ROOT / "docs/tutorials").glob("*.md") if path.name != "README.md")
 TEXT = (ROOT / "README.md").read_text("utf-8")
 MAX_LINES, MAX_PICTURE_BYTES = 110, 200_000
 
@@ -68,3 +72,18 @@ def test_its_counts_and_versions_are_those_of_the_tree() -> None:
     versions = re.findall(r"(?:vLLM|SGLang) \d[\d.]*\d", re.findall(r"knows every flag of (.*)", TEXT)[0])
     assert len(versions) == 2
     assert [version for version in versions if version not in migrate] == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "docs/quickstart.md", *TUTORIALS], ids=lambda path: path.stem)
+def test_a_page_says_how_to_install_what_its_code_imports(page: Path) -> None:
+    """Dovetail's own dependencies are there; the tutorials' README says it for all of them."""
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
+    here = {re.split(r"[^\w-]", each)[0].replace("-", "_") for each in dependencies} | sys.stdlib_module_names
+    text = page.read_text("utf-8")
+    code = "".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    imported = set(re.findall(r"^(?:from|import) (\w+)", code, re.MULTILINE)) - here
+    said = text if page not in TUTORIALS else text + (page.parent / "README.md").read_text("utf-8")
+    installed = set(re.findall(r"\w+", " ".join(re.findall(r"pip install ([^`]+)", said))))
+    names = {"PIL": "vision"}  # by what installs it: an extra of Dovetail
+    lost = {name for name in imported if not name.startswith("dovetail") and names.get(name, name) not in installed}
+    assert lost == set()
