@@ -106,6 +106,7 @@ def _decode_kernel(
         gdc_launch_dependents()
     P: tl.constexpr = 2 * G * D + G * J * W
     ALL_W: tl.constexpr = BLOCKS * BLOCK_W
+    NUM: tl.constexpr = (W + BLOCK_W - 1) // BLOCK_W
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     key, which = head // J, head % J
     d, w, every = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_W), tl.arange(0, ALL_W)
@@ -136,14 +137,14 @@ def _decode_kernel(
     q_now, k_now = unit(q_now, tl.full([], D, tl.float32)), unit(k_now, tl.full([], 1, tl.float32))
     block = tl.arange(0, BLOCKS)[:, None]
     values, reads = tl.reshape(values, [BLOCKS, BLOCK_W]), tl.zeros([BLOCKS, BLOCK_W], tl.float32)
-    for number in tl.static_range(BLOCKS):
-        now, inside = ahead, in_d[:, None] & (number * BLOCK_W + w < W)[None, :]
-        if number + 1 < BLOCKS:
-            following = in_d[:, None] & ((number + 1) * BLOCK_W + w < W)[None, :]
-            ahead = tl.load(own + (number + 1) * BLOCK_W, mask=following, other=0.0)
+    # Two rounds: of code without a loop, Triton folds the first block twice, once in a layout that it converts all to.
+    for number in tl.range(0, NUM, loop_unroll_factor=1 if NUM % 2 else NUM // 2):
+        now, from_w = ahead.to(tl.float32), number * BLOCK_W
+        inside, following = in_d[:, None] & (from_w + w < W)[None, :], from_w + BLOCK_W + w < W
+        ahead = tl.load(own + from_w + BLOCK_W, mask=in_d[:, None] & following[None, :], other=0.0)
         value = tl.sum(tl.where(block == number, values, 0.0), 0)
-        read, now = fold_token(now.to(tl.float32), q_now, k_now, value, decay, rate)
-        tl.store(own + number * BLOCK_W, now, mask=inside)
+        read, now = fold_token(now, q_now, k_now, value, decay, rate)
+        tl.store(own + from_w, now, mask=inside)
         reads = tl.where(block == number, read[None, :], reads)
     read = tl.reshape(reads, [ALL_W])
     gate = tl.load(z + token * z_token + key * z_head + which * W + every, mask=in_all, other=0.0).to(tl.float32)

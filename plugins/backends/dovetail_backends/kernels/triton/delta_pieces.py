@@ -273,6 +273,7 @@ def _fold_kernel(
     if first < last:
         own = state + tl.load(rows + request) * (G * J * D * W) + at
         now = tl.load(own, mask=inside, other=0.0).to(tl.float32)
+        # Of wide keys, addresses of shared memory that are kept across pieces take more registers than there are.
         for piece in tl.range(first, last, num_stages=STAGES, disable_licm=BLOCK_D > 64):
             token, live = tl.load(table + piece * 3 + 1) + i, i < tl.load(table + piece * 3 + 2)
             in_key, in_value = live[:, None] & in_d[None, :], live[:, None] & in_w[None, :]

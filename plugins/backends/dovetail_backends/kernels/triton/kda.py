@@ -27,6 +27,7 @@ def _decode_kernel(
         gdc_launch_dependents()
     P: tl.constexpr = G * (2 * D + W)
     ALL_W: tl.constexpr = BLOCKS * BLOCK_W
+    NUM: tl.constexpr = (W + BLOCK_W - 1) // BLOCK_W
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d, w, every = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_W), tl.arange(0, ALL_W)
     in_d, in_all = d < D, every < W
@@ -49,21 +50,21 @@ def _decode_kernel(
     tl.store(slot + at_q, tl.load(from_q, mask=in_d, other=0.0), mask=in_d)
     tl.store(slot + at_k, tl.load(from_k, mask=in_d, other=0.0), mask=in_d)
     step = tl.load(f + token * f_token + head * f_head + d, mask=in_d, other=0.0).to(tl.float32)
-    number = tl.load(b + token * b_token + head * b_head).to(tl.float32)
+    gate = tl.load(b + token * b_token + head * b_head).to(tl.float32)
     bias = tl.load(dt_bias + head * D + d, mask=in_d, other=0.0)
-    decay, rate = decays(step, tl.load(a_log + head), bias, BOUND), 1.0 / (1.0 + tl.exp(-number))
+    decay, rate = decays(step, tl.load(a_log + head), bias, BOUND), 1.0 / (1.0 + tl.exp(-gate))
     q_now, k_now = unit(q_now, tl.full([], D, tl.float32)), unit(k_now, tl.full([], 1, tl.float32))
     block, values = tl.arange(0, BLOCKS)[:, None], tl.reshape(values, [BLOCKS, BLOCK_W])
     target = out + (token * G + head) * W + w
-    for at in tl.static_range(BLOCKS):
-        now, in_w = ahead, at * BLOCK_W + w < W
-        if at + 1 < BLOCKS:
-            following = in_d[:, None] & ((at + 1) * BLOCK_W + w < W)[None, :]
-            ahead = tl.load(own + (at + 1) * BLOCK_W, mask=following, other=0.0)
-        value = tl.sum(tl.where(block == at, values, 0.0), 0)
-        read, now = fold_token(now.to(tl.float32), q_now, k_now, value, decay[:, None], rate)
-        tl.store(own + at * BLOCK_W, now, mask=in_d[:, None] & in_w[None, :])
-        tl.store(target + at * BLOCK_W, read.to(out.dtype.element_ty), mask=in_w)
+    # Two rounds, as in `delta`.
+    for number in tl.range(0, NUM, loop_unroll_factor=1 if NUM % 2 else NUM // 2):
+        now, from_w = ahead.to(tl.float32), number * BLOCK_W
+        in_w, following = from_w + w < W, from_w + BLOCK_W + w < W
+        ahead = tl.load(own + from_w + BLOCK_W, mask=in_d[:, None] & following[None, :], other=0.0)
+        value = tl.sum(tl.where(block == number, values, 0.0), 0)
+        read, now = fold_token(now, q_now, k_now, value, decay[:, None], rate)
+        tl.store(own + from_w, now, mask=in_d[:, None] & in_w[None, :])
+        tl.store(target + from_w, read.to(out.dtype.element_ty), mask=in_w)
 
 
 def kda_prefill_by_token(

@@ -97,7 +97,7 @@ def _prepare_kernel(
             keys = tl.load(from_k + at, mask=inside, other=0.0).to(tl.float32) * k_length[:, None]
             score += tl.where(row == column, tl.sum(queries * keys, 1)[:, None], 0.0)
             half = SIZE
-            for _ in tl.range(LEVELS, disable_licm=True):
+            for _ in tl.range(LEVELS, disable_licm=True):  # registers have no room for constants, here and below
                 half = half // 2
                 is_late, is_same = (row & half) != 0, (row ^ column) < half
                 passed = tl.exp(_sums(is_same & ((column <= row) == is_late), decay, EMULATED))
