@@ -1,12 +1,13 @@
 """Kernels of Mamba 2 on a GPU: time, and share of what moving their bytes at the measured copy rate would take.
 
-`python tests/benchmarks/mamba2.py [--shape granite nemotron falcon] [--rows 1 16 64 256] [--requests 1 8 64]
+`python tests/benchmarks/mamba2.py [--shape granite nemotron falcon small] [--rows 1 16 64 256] [--requests 1 8 64]
 [--tokens 16384] [--tiles]`
 
 Shapes, in bfloat16: `granite` is a layer of Granite-4-H-Small (128 heads of 64 in one group, states 128 wide),
 `nemotron` one of Nemotron-H-8B (128 heads of 64 in 8 groups, 128), `falcon` one of Falcon-H1-34B (32 heads of 128 in 2
-groups, 256). A decode step reads and writes each row's state once; a prompt's floor is that of its inputs and outputs.
-Several sets of rows take turns, so that no state is left in the cache.
+groups, 256), `small` one of Falcon-H1-1.5B (48 heads of 64 in one group, 256). A decode step reads and writes each
+row's state once; a prompt's floor is that of its inputs and outputs. Several sets of rows take turns, so that no state
+is left in the cache.
 """
 
 from __future__ import annotations
@@ -120,7 +121,10 @@ class Shape(NamedTuple):
         }
 
 
-SHAPES = {"granite": Shape(1, 128, 128, 64), "nemotron": Shape(8, 128, 128, 64), "falcon": Shape(2, 32, 256, 128)}
+SHAPES = {
+    **{"granite": Shape(1, 128, 128, 64), "nemotron": Shape(8, 128, 128, 64)},
+    **{"falcon": Shape(2, 32, 256, 128), "small": Shape(1, 48, 256, 64)},
+}
 
 
 def say(what: str, took: float, floor: float) -> None:

@@ -51,6 +51,26 @@ def test_a_kernel_equals_its_meaning(op: str, invariant: bool, shape: int, is_st
         assert changed >= (op != "gated_rms_norm"), "no state was written"
 
 
+@pytest.mark.parametrize(
+    ("op", "dims"),
+    [("gdn_decode", {"G": 1, "J": 1, "D": 12, "W": 160}), ("ssd_decode", {"G": 1, "J": 2, "D": 12, "W": 96}),
+     ("ssd_decode", {"G": 1, "J": 1, "D": 256, "W": 8}), ("kda_decode", {"G": 1, "D": 12, "W": 192})],
+    ids=["Gated DeltaNet", "Mamba 2", "narrow heads", "KDA"],
+)  # fmt: skip
+def test_a_decode_step_goes_through_any_number_of_blocks_of_values(op: str, dims: dict[str, int]) -> None:
+    """Five, three, one and six: fewer than the next power of two, which is what a program has of its values."""
+    pytest.importorskip("triton")
+    from dovetail_backends.kernels.triton import TritonKernels
+
+    ask = make_ask(op, device_of(CPU).view, "float32", {**dims, "K": 4}, options(op)[0])
+    operands = list(sample(ask, 3, CPU, 3, is_strided=False))
+    mine, right = copied(operands), copied(operands)
+    torch.testing.assert_close(TritonKernels().make(ask)(*mine), meaning(ask)(*right), rtol=1e-4, atol=1e-4)
+    for got, want in zip(mine, right, strict=True):
+        if isinstance(want, Tensor):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
 def test_a_convolution_has_all_channels_of_many_programs() -> None:
     """Keys, queries and values that are wider than what one program convolves."""
     pytest.importorskip("triton")
