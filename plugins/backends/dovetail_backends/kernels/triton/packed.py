@@ -83,10 +83,9 @@ def _splits(programs: int, steps: int, limit: int = PROGRAMS) -> int:
 def _asked(tiles: int, steps: int, block_m: int, tile: Tile, *, gate: bool) -> int:
     """Return how many bytes the busiest multiprocessor reads for `by_halves`, up to the last one that adds up parts."""
     block_n, depth, _, _, splits = tile
-    of_step = depth * (block_n * (1 + gate) + 2 * block_m)
-    of_part = 4 * block_n * block_m if splits > 1 else 0
-    turns = -(-tiles * splits // WIDE_PROGRAMS)
-    return turns * (-(-steps // splits) * of_step + of_part) + splits * of_part
+    part = 4 * block_n * block_m if splits > 1 else 0
+    step = depth * (block_n * (1 + gate) + 2 * block_m)
+    return -(-tiles * splits // WIDE_PROGRAMS) * (-(-steps // splits) * step + part) + splits * part
 
 
 def halves_tile(weight: PackedWeight, rows: int, *, gate: bool) -> tuple[int, Tile]:
@@ -103,16 +102,14 @@ def halves_tile(weight: PackedWeight, rows: int, *, gate: bool) -> tuple[int, Ti
     # Every program reads both halves of all rows: of 64 rows twice as many bytes as 64 outputs have. So 128 outputs, if
     # the busiest multiprocessor then reads a tenth less. One program has the shared memory that two had.
     splits = 1 if gate else _splits(-(-n // 128), steps, WIDE_PROGRAMS)
-    programs = -(-n // 128) * splits
-    is_small = 0 < shared_bytes(weight.numbers.device) < BROAD_BYTES
-    if block_m == 16 or is_small or programs < LEAST_BROAD_PROGRAMS:
-        return block_m, usual
+    programs, is_small = -(-n // 128) * splits, 0 < shared_bytes(weight.numbers.device) < BROAD_BYTES
     room = BROAD_BYTES if gate or programs <= WIDE_PROGRAMS else BROAD_BYTES // 2
     if not gate or block_m == 32:  # else three: Blackwell has sums in shared memory, too, and a fourth does not fit
         stages = room // (DEPTH * (128 * (1 + gate) + 2 * block_m))
     broad: Tile = (128, DEPTH, 8, stages, splits)
     before, after = (_asked(-(-n // one[0]), steps, block_m, one, gate=gate) for one in (usual, broad))
-    return block_m, broad if after <= 0.9 * before else usual
+    fits = block_m > 16 and programs >= LEAST_BROAD_PROGRAMS and not is_small
+    return block_m, broad if fits and after <= 0.9 * before else usual
 
 
 def pairs_tile(weight: PackedWeight, rows: int, *, gate: bool) -> tuple[int, Tile]:
