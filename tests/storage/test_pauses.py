@@ -91,7 +91,7 @@ def steps_of(pair: Pair, work: Callable[[], Any], takes_all: bool) -> list[tuple
     idle = pair.victim.ask("sites")
     work()
     found = {site: num for site, num in pair.victim.ask("sites").items() if site not in idle}
-    wanted = [(site, n) for site in sorted(found) for n in range(1, min(found[site], 4 if takes_all else 1) + 1)]
+    wanted = [(site, n) for site in sorted(found) for n in range(1, min(found[site], 2 if takes_all else 1) + 1)]
     return wanted if takes_all else wanted[:: max(1, len(wanted) // FEW)]
 
 
