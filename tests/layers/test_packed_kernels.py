@@ -144,7 +144,7 @@ def test_rows_as_two_float8_numbers(group: int | None, rows: int) -> None:
     assert fits_halves(weight)
     x = random(rows, k, seed=1, dtype=torch.bfloat16) * torch.logspace(-6, 6, rows, device=DEVICE).bfloat16()[:, None]
     residual = x[:, :OUT].contiguous()
-    found = by_halves(x, weight, None, (16, (32, 128, 4, 2, 2)), residual=residual, ahead=128).float()
+    found = by_halves(x, weight, None, (16, (32, 128, 4, 2, 2)), residual=residual).float()
     want = x.float() @ plain.T + residual.float()
     close(found / want.norm(dim=1, keepdim=True), want / want.norm(dim=1, keepdim=True), 1e-2)
     norm, bias = random(k, seed=3, dtype=torch.bfloat16), random(OUT, seed=4, dtype=torch.bfloat16)
@@ -194,7 +194,19 @@ def test_wide(form: Form, rows: int, splits: int) -> None:
     for depth in (64, 128) if weight.kind != "scaled" or weight.groups == 0 or weight.group % 128 == 0 else (64,):
         tile = (32, (32, depth, 4, 2, splits))
         close(wide(x, weight, bias, tile, residual=residual), x @ plain.T + bias + residual)
-        close(wide(strided, weight, None, tile, ahead=128), strided @ plain.T)
+        close(wide(strided, weight, None, tile), strided @ plain.T)
+
+
+@pytest.mark.parametrize("form", [FORMS[1], FORMS[6]], ids=str)
+def test_what_is_asked_for_ahead_changes_no_product(form: Form) -> None:
+    """Up to the last weights of the last rows, and beyond the first half's in a gate."""
+    weight, _ = made(form, random(OUT, 384))
+    x, tile = random(17, 384, seed=1), (32, (32, 128, 4, 2, 2))
+    assert torch.equal(wide(x, weight, None, tile, ahead=256), wide(x, weight, None, tile))
+    if fits_halves(weight):
+        x = x.bfloat16()
+        found = by_halves(x, weight, None, tile, act="silu_and_mul", ahead=256)
+        assert torch.equal(found, by_halves(x, weight, None, tile, act="silu_and_mul"))
 
 
 def test_wide_tiles_divide_sizes() -> None:
