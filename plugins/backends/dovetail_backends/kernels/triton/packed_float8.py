@@ -4,7 +4,7 @@ A number of e2m1 times its group's scale is a float8 number, exactly, if no scal
 greatest: the scale is a power of two, and moves the exponent. So a table of eight float8 numbers for each row and group
 takes the place of a multiplication for each number, and half as many registers hold what the tensor cores read. Tokens
 are two float8 numbers each, as in `packed_halves`. Of a weight this takes 2.8 instructions where bfloat16 takes 4.2,
-and 1.2 on the unit for integers instead of 2.0 (`docs/design/compiled-kernels.md`).
+and 1.2 on the unit for integers instead of 2.0 (`docs/design/packed-counts.md`).
 
 **Order.** Four words of a row make eight registers of four float8 numbers, each of one half of a word. A register
 stands where the tensor cores look for four neighbouring inputs, so rows of tokens are written in the same order:
