@@ -52,7 +52,7 @@ settings.register_profile("nightly", settings.get_profile("dovetail"), max_examp
 sys.path.insert(0, str(Path(__file__).parent / "warm"))
 from quick_interpreter import quicken  # noqa: E402
 from remembered_scans import remember_metadata, remember_plugins  # noqa: E402
-from samples import beyond_samples  # noqa: E402
+from sampled_tests import beyond_samples  # noqa: E402
 from warm_starts import WarmStarts  # noqa: E402
 
 INSTALLED = metadata.entry_points()
