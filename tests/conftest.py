@@ -31,7 +31,8 @@ if not os.path.exists("/dev/nvidiactl"):
 
 # The tensors are tiny: threads that wait for one another at a barrier only cost time, on a busy machine most of it. The
 # processes that tests start inherit it.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The caller may have set them. Processes are forked from one that imported everything, which must have one thread.
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 # Tests start hundreds of processes, and each would compile all of Dovetail again: images of containers often say so.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -53,6 +54,7 @@ sys.path.insert(0, str(Path(__file__).parent / "warm"))
 from quick_interpreter import quicken  # noqa: E402
 from remembered_scans import remember_metadata, remember_plugins  # noqa: E402
 from sampled_tests import beyond_samples  # noqa: E402
+from time_box import add_options, rotate, skip_when_late  # noqa: E402
 from warm_starts import WarmStarts  # noqa: E402
 
 INSTALLED = metadata.entry_points()
@@ -90,8 +92,9 @@ COLD = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the one switch between a contributor's suite and everything."""
+    """Add the one switch between a contributor's suite and everything, and what bounds a run."""
     parser.addoption("--full", action="store_true", help="run also what is marked `full`, as `make test-all` does")
+    add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -110,7 +113,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
-    """Bound the test by its own time, where that is longer than the limit of all."""
+    """Bound the test by its own time, where that is longer than the limit of all, and the run by its time."""
+    skip_when_late(item)
     end_when_stuck(item.config, item)
     is_cold = item.config.getoption("full") or item.nodeid.partition("::")[0] in COLD
     item.config.stash[WARM].set(not is_cold)
@@ -260,6 +264,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items[:] = [item for item in items if item not in left_out]
     rank = {file: place for place, file in enumerate(LONG)}
     items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], len(LONG)))
+    rotate(config, items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

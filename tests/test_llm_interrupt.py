@@ -12,7 +12,7 @@ import pytest
 from warm_starts import CODE
 
 from dovetail import LLM, SamplingParams
-from dovetail.offline import llm
+from dovetail_offline import llm
 
 LONG = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=5)

@@ -20,7 +20,7 @@ from dovetail.contracts import (
     WaitingRequest,
 )
 from dovetail.contracts.errors import ConfigError
-from dovetail.processing.offline import read_settings
+from dovetail_offline.settings import read_settings
 
 FILE = """
 from dataclasses import dataclass

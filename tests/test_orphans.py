@@ -27,7 +27,7 @@ listener = socket.socket(socket.AF_UNIX)
 with tempfile.TemporaryDirectory() as folder:
     listener.bind(folder + "/s")
     listener.listen()
-    pid = subprocess.Popen([sys.executable, "-m", "dovetail.client.engine_main", folder + "/s"]).pid
+    pid = subprocess.Popen([sys.executable, "-m", "dovetail_server.supervision.engine_main", folder + "/s"]).pid
     connection, _ = listener.accept()
 """,
     "process that forks others": """

@@ -17,6 +17,7 @@ import pytest
 from warm_starts import CODE
 
 import dovetail
+import dovetail_offline
 import dovetail_server
 import dovetail_testing
 from dovetail_server.supervision import supervisor
@@ -32,7 +33,7 @@ ALLOWED = {
     # A stranger's observer runs beside the event loop; what it raises is logged and counted, and its queue is bounded.
     "dovetail_server/observe/observers.py": {"Thread": 1},
     # The engine's own thread and processes are watched by their client.
-    "dovetail/engine/wire.py": {"Thread": 2},
+    "dovetail_server/supervision/wire.py": {"Thread": 2},
     "dovetail/client/inprocess.py": {"Thread": 1},
     # It imports what grammars need while the model loads; whoever wants it afterwards imports it again.
     "dovetail/client/launch.py": {"Thread": 1},
@@ -46,14 +47,14 @@ ALLOWED = {
     # port of metrics for connections, and ends with that.
     "dovetail_server/gateway/smg_process.py": {"Thread": 2},
     # It only looks at the engine's own thread, and ends with it.
-    "dovetail/engine/stall_logger.py": {"Thread": 1},
+    "dovetail_server/supervision/stall_logger.py": {"Thread": 1},
     # Of the engine, which closes them with its grammars; what they compile reports its own errors.
     "dovetail/grammar/compile/memory.py": {"Timer": 1},
     "dovetail/grammar/compile/jobs.py": {"Thread": 1},
     # Whoever wants the process waits for what this one makes, or for why it could not.
     "dovetail/base/forks.py": {"Thread": 1},
     # `LLM` is a library: its event loop lives in a thread of the caller's process. A call awaits the tasks it starts.
-    "dovetail/offline/llm.py": {"Thread": 1, "create_task": 1},
+    "dovetail_offline/llm.py": {"Thread": 1, "create_task": 1},
     # Ends a process in which a plugin's code hangs; nothing in the process can watch it.
     "dovetail/plugins/time_limit.py": {"Thread": 1},
     # Calls what a package's API shows, which may never end; who asked waits for a time only.
@@ -84,7 +85,7 @@ def starts(path: Path) -> Iterator[str]:
 def test_no_task_is_started_outside_the_supervisor() -> None:
     """A task or thread that nobody watches does not exist; exceptions are listed with their reason."""
     found = {}
-    for package in (dovetail, dovetail_server, dovetail_testing):
+    for package in (dovetail, dovetail_offline, dovetail_server, dovetail_testing):
         root = Path(str(package.__file__)).parent
         for path in root.rglob("*.py"):
             if count := Counter(starts(path)):

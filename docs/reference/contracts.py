@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import enum
+import functools
 import importlib.util
 import inspect
 import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from dovetail import contracts
 from dovetail.contracts.offered import homes_of
+from dovetail.contracts.operations import OPS, Operation
 from dovetail.plugins import KINDS
 from dovetail.plugins.registry import KindRegistry
 
@@ -52,6 +57,7 @@ def page() -> str:
         for name in contracts.__all__:
             if homes[name] == module:
                 parts += of_class(name, getattr(contracts, name))
+        parts += operations() if module == Operation.__module__ else ()
     return joined(parts)
 
 
@@ -71,6 +77,19 @@ def kinds_table() -> Iterator[str]:
         spoken = f"{kind.api}.{kind.minor}" + ("" if kind.api == kind.oldest_api else f", and {kind.oldest_api}")
         roles = ", ".join(kind.roles)
         yield f"| `{kind.name}` | `{kind.entry_point_group}` | {spoken} | {contract} | {roles} |"
+
+
+def operations() -> Iterator[str]:
+    """Yield the table of operations."""
+    yield "### `OPS`\n"
+    yield "The operations, by name; `meaning` is the function of plain torch that says what one computes.\n"
+    yield "| operation | operands -> result | widths of an `Ask` | its options | may be overwritten | meaning |"
+    yield "|---|---|---|---|---|---|"
+    for row in OPS.values():
+        listed = (", ".join(names) for names in (row.dims, row.options, sorted(row.may_overwrite)))
+        signature = row.signature.replace("|", "\\|")
+        yield f"| `{row.name}` | `{signature}` | {' | '.join(listed)} | `{row.meaning}` |"
+    yield ""
 
 
 def hooks() -> Iterator[str]:
@@ -107,7 +126,23 @@ def of_class(name: str, value: Any) -> Iterator[str]:
             yield f"**`{API.describe_member(key, member, value)}`**{abstract}\n"
             yield prose(member) + "\n"
         else:
-            yield f"- `{API.describe_member(key, member, value)}`\n"
+            said = next((texts[key] for texts in map(attribute_texts, value.__mro__) if key in texts), "")
+            yield f"- `{API.describe_member(key, member, value)}`{f': {said}' if said else ''}\n"
+
+
+@functools.cache
+def attribute_texts(value: type) -> dict[str, str]:
+    """Return what stands below each attribute of a class, in its source, as one line."""
+    try:
+        [tree] = ast.parse(textwrap.dedent(inspect.getsource(value))).body
+    except (OSError, TypeError, SyntaxError, ValueError):  # made by other means than a class statement
+        return {}
+    found: dict[str, str] = {}
+    for one, below in pairwise(getattr(tree, "body", [])):
+        text = below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else None
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(text, str):
+            found[one.target.id] = " ".join(text.split())
+    return found
 
 
 def prose(value: Any) -> str:

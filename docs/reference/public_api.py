@@ -151,7 +151,10 @@ def describe_member(key: str, member: Any, owner: type) -> str:
     function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
     if inspect.isfunction(function):
         return f"{key}{_signature(function)}"
-    return f"{key}: {owner.__annotations__.get(key, type(member).__name__)}"
+    written = owner.__annotations__.get(key, type(member).__name__)
+    written = getattr(written, "__forward_arg__", written)  # what a NamedTuple makes of an annotation
+    defaults = getattr(owner, "_field_defaults", {})
+    return f"{key}: {written}{f' = {defaults[key]!r}' if key in defaults else ''}"
 
 
 def _has_own_init(value: type) -> bool:

@@ -39,7 +39,7 @@ def table(fields: dict[str, FieldInfo]) -> Iterator[str]:
     for name, field in sorted(fields.items()):
         first, *others = flag_names(name, field)
         also = ", ".join(f"`{flag}`" for flag in others)
-        yield f"| `{first}` | {also} | {cell(describe(field))} |"
+        yield f"| `{first}` | {also} | {cell(describe(name))} |"
 
 
 def cell(text: str) -> str:

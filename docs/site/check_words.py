@@ -103,7 +103,7 @@ def helps() -> Iterator[tuple[str, str]]:
 
     for name, field in ServeSettings.model_fields.items():
         if has_flag(field):
-            yield f"serve {flag_names(name, field)[0]}", describe(field, with_choices=False)
+            yield f"serve {flag_names(name, field)[0]}", describe(name, with_choices=False)
     for name in COMMANDS:
         if name not in {"serve", "bench", "plugin"}:
             out = io.StringIO()

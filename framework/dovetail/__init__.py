@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dovetail.offline.llm import LLM
-    from dovetail.offline.types import Classification, GeneratedReply, PromptEmbedding, Ranked, SamplingParams, Score
+    from dovetail_offline.llm import LLM
+    from dovetail_offline.types import Classification, GeneratedReply, PromptEmbedding, Ranked, SamplingParams, Score
 
 __version__ = "0.1.0"
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import the offline API on first use: `import dovetail` alone must stay light."""
     if name in set(__all__) - {"__version__"}:
-        from dovetail.offline import llm
+        from dovetail_offline import llm
 
         return getattr(llm, name)
     raise AttributeError(f"module 'dovetail' has no attribute {name!r}")

@@ -247,7 +247,7 @@ def _list(planned: PlannedPlugin, report: ChildReport) -> None:
 
 def _foreign(top: str) -> tuple[str, ...]:
     """The plugin's own package, unless it is Dovetail's, part of which is always imported."""
-    return () if top in ("dovetail", "dovetail_server") else (top,)
+    return () if top in ("dovetail", "dovetail_offline", "dovetail_server") else (top,)
 
 
 def _load(plan: PluginPlan, planned: PlannedPlugin, role: str, core: list[str], report: ChildReport) -> None:

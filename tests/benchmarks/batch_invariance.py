@@ -1,6 +1,6 @@
 """The price of `--batch-invariant`.
 
-    python tests/benchmarks/batch_invariance.py [MODEL] [--device cuda] [--streams 1 64]
+    python tests/benchmarks/batch_invariance.py [MODEL] [--device cuda] [--quantization fp8] [--streams 1 64]
 
 Engines with and without it, one after the other and then again, in this process: greedy replies of 128 tokens to
 prompts of 200 token ids, warm. A line gives tokens a second of both rounds, the prompts' part included.
@@ -24,7 +24,8 @@ async def rates(args: argparse.Namespace, *, invariant: bool) -> dict[int, float
     """Tokens a second by number of streams; prompts differ, so that nothing is cached."""
     client = make_client(
         args.model, device=args.device, dtype=args.dtype, max_total_tokens=None, batch_invariant=invariant,
-        load_format=args.load_format, mem_fraction_static=0.4, disable_compile_ahead=False, disable_radix_cache=True,
+        load_format=args.load_format, quantization=args.quantization, mem_fraction_static=0.4,
+        disable_compile_ahead=False, disable_radix_cache=True,
     )  # fmt: skip
     await client.start()
     params, found = SamplerParams(temperature=0, max_tokens=NEW, ignore_eos=True), {}
@@ -53,6 +54,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--load-format", default="auto")
+    parser.add_argument("--quantization", default="auto")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 64])
     args = parser.parse_args()
     rounds = [asyncio.run(rates(args, invariant=invariant)) for invariant in (False, True, False, True)]

@@ -28,7 +28,7 @@ from typing import Any
 import requests
 
 READY_S = 600
-ENGINE = b"dovetail.client.engine_main"
+ENGINE = b"dovetail_server.supervision.engine_main"
 
 
 class Server:

@@ -122,11 +122,14 @@ class Streams:
 
     def _run(self, at: int) -> None:
         body = {"model": "m", "prompt": f"stream {at}", "max_tokens": 2000, "ignore_eos": True, "stream": True}
-        body["return_token_ids"] = True  # most tokens of random weights have no text here
+        found = requests.post(f"{self._server.base}/tokenize", json={"prompt": "abcdefgh"}, timeout=60).json()
+        # Most tokens of random weights have no text here, and wait for one that has.
+        body |= {"return_token_ids": True, "logit_bias": dict.fromkeys(map(str, found["tokens"]), 100)}
         while not self._ends.is_set():
             with requests.post(f"{self._server.base}/v1/completions", json=body, stream=True, timeout=600) as reply:
                 for line in reply.iter_lines():
-                    self.counts[at] += line.startswith(b"data: {")
+                    if line.startswith(b"data: {"):
+                        self.counts[at] += sum(len(one["token_ids"]) for one in json.loads(line[6:])["choices"])
                     if self._ends.is_set():
                         return
 

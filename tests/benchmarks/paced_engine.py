@@ -14,18 +14,18 @@ import numpy.typing as npt
 from dovetail.contracts.cache import FULL
 from dovetail.engine.core import EngineCore
 from dovetail.engine.loop import ClosedError, run_loop
-from dovetail.engine.wire import SocketTransport
 from dovetail.messages import ProfileSpec, Ready
 from dovetail.messages.step import ExecutorInfo, GraphKey, PrepareResult, StepInput, StepLate, StepOutput
 from dovetail.plugins import load
 from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail_server.supervision.wire import SocketTransport
 from dovetail_testing.engine import make_plans
 
 CONTEXT_LEN = 1 << 17
 PAGE_SIZE = 16
 NUM_TOKENS = 1 << 20
-STEP_S = 0.001
-"""What a step takes beside its tokens."""
+WEIGHTS_PER_S = 2e12
+"""Bytes of weights that a step reads in a second, beside its tokens."""
 
 
 class PacedExecutor:
@@ -33,22 +33,22 @@ class PacedExecutor:
 
     progress = 0
 
-    def __init__(self, vocab_size: int, token_s: float) -> None:
-        """`token_s`: seconds that a token of a prompt takes."""
-        self._token_s = token_s
+    def __init__(self, vocab_size: int, step_s: float, token_s: float) -> None:
+        """Seconds that a step takes, and each token of a prompt beside it."""
+        self._step_s, self._token_s = step_s, token_s
         self._free_at = 0.0
         self._flying: deque[tuple[float, StepOutput]] = deque()
         self._masks = np.zeros((256, (vocab_size + 31) // 32), dtype=np.int32)
         self.info = ExecutorInfo(
             architecture="Paced", dtype="float32", device="cpu", vocab_size=vocab_size, hidden_size=1,
             context_len=CONTEXT_LEN, page_size=PAGE_SIZE, num_pages=(NUM_TOKENS // PAGE_SIZE,), reaches=(FULL,),
-            chunk_size=8192, attention_backend="none", prefix_group=0, weight_bytes=0, kv_bytes=0, load_s=0.0,
-            graphs=(), prepared=PrepareResult(),
+            chunk_size=8192, attention_backend="none", prefix_group=0, weight_bytes=int(step_s * WEIGHTS_PER_S),
+            kv_bytes=0, load_s=0.0, graphs=(), prepared=PrepareResult(),
         )  # fmt: skip
 
     def launch(self, step: StepInput) -> None:
         """Begin when the step before is done."""
-        took = STEP_S + self._token_s * int(step.num_new[step.num_new > 1].sum())
+        took = self._step_s + self._token_s * int(step.num_new[step.num_new > 1].sum())
         self._free_at = max(self._free_at, time.perf_counter()) + took
         num = np.zeros(len(step.rows), dtype=np.int32)
         num[: step.num_sampled] = 1
@@ -99,14 +99,14 @@ class PacedExecutor:
 
 def main() -> None:
     """Connect and serve."""
-    token_s, folder, path = float(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+    step_s, token_s, folder, path = float(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
     transport = SocketTransport(path)
     transport.receive_start()
     settings, plan = make_plans(
         folder, load_format="dummy", max_total_tokens=NUM_TOKENS, page_size=PAGE_SIZE, max_running_requests=256,
         overlap_on_cpu=True,
     )  # fmt: skip
-    executor = PacedExecutor(Tokenizer.load(folder).vocab_size, token_s)
+    executor = PacedExecutor(Tokenizer.load(folder).vocab_size, step_s, token_s)
     core = EngineCore(settings, load(plan, "engine"), executor, eos_ids=())
     transport.send(Ready(core.info))
     with contextlib.suppress(ClosedError):

@@ -43,8 +43,8 @@ LEAST_IN_FLIGHT = {name: rate * 0.8 / MULTIPROCESSORS / 1024 for name, rate in M
 PRODUCTS = {"bfloat16": 2048, "float8": 4096}
 """Of a multiprocessor in a clock."""
 KINDS, ROWS = ("fp8-rows", "fp8-blocks", "int4"), (64, 256)
-Way = tuple[str, Any, int]
-"""A kernel, its tile, and bytes of a weight's row that it asks for ahead."""
+Way = tuple[str, Any]
+"""A kernel and its tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def counted(run: Callable[[], Any], weight: PackedWeight) -> Counts | None:
 
 def launcher(site: Site, weight: PackedWeight, rows: int, way: Way) -> Callable[[], Any]:
     """As a layer launches a site's product (`auto`), or with a tile; by `wide`, norm and gate are kernels beside it."""
-    name, tile, ahead = way
+    name, tile = way
     x, norm = empty(rows, site.k), empty(site.k) if site.norm else None
     residual, act = empty(rows, site.n) if site.residual else None, "silu_and_mul" if site.gate else None
     around: dict[str, Any] = {"act": act, "residual": residual}
@@ -130,53 +130,50 @@ def launcher(site: Site, weight: PackedWeight, rows: int, way: Way) -> Callable[
         rms = None if norm is None else RMSScale(norm, 1e-6)
         return lambda: packed.linear(x, weight, None, norm=rms, **around)
     if name == "wide":
-        return lambda: wide(x, weight, None, tile, residual=residual, ahead=ahead)
+        return lambda: wide(x, weight, None, tile, residual=residual)
     if name == "few":
         return lambda: few(x, weight, None, tile, **around)
     if name == "halves":
-        return lambda: by_halves(x, weight, None, tile, norm=norm, eps=1e-6, ahead=ahead, **around)
+        return lambda: by_halves(x, weight, None, tile, norm=norm, eps=1e-6, **around)
     return lambda: by_pairs(x, weight, None, tile, norm=norm, eps=1e-6, **around)
 
 
 def few_rows_ways(site: Site, weight: PackedWeight) -> list[Way]:
     """Candidates for 64 rows, of which counts say that they may be faster than what layers use."""
-    own: Way
     if weight.kind == "scaled":
-        own = ("halves", packed.halves_tile(weight, 64, gate=site.gate), 0)
         if site.gate:
             tiles = [(128, 128, 8, 4, 1), (64, 128, 4, 3, 1)]
         else:
-            splits = own[1][1][4]
+            splits = packed.halves_tile(weight, 64, gate=False)[1][4]
             tiles = [(128, 128, 8, 4, splits), (64, 128, 4, 3, 4), (64, 128, 4, 4, 4), (128, 128, 8, 3, 2 * splits)]
-        ways: list[Way] = [("halves", (64, tile), 0) for tile in tiles]
-        return [(own[0], own[1], 512), (own[0], own[1], 1024), *ways]
+        return [("halves", (64, tile)) for tile in tiles]
     tile = packed.wide_tile(weight, 64)
     if tile is None:
         tiles = [(128, 128, 8, 3, 8), (128, 128, 8, 5, 4), (256, 64, 8, 4, 8), (256, 128, 8, 3, 8)]
-        return [("few", (64, (128, 128, 8, 6, 4)), 0), *(("wide", (64, one), 0) for one in tiles)]
+        return [("few", (64, (128, 128, 8, 6, 4))), *(("wide", (64, one)) for one in tiles)]
     splits = tile[1][4]
     tiles = [(256, 64, 8, 4, 2 if splits == 1 else 4), (256, 128, 8, 4, 1 if splits == 1 else 4)]
     if splits > 1:  # no more than a device holds at a time
         tiles += [(128, 128, 8, 3, splits - 1), (128, 128, 8, 4, 4)]
-    ways = [("wide", tile, 512), *(("wide", (64, one), 0) for one in tiles)]
-    return [*ways, ("few", (64, (128, 128, 8, 4, 1)), 0)] if site.gate else ways
+    ways: list[Way] = [("wide", (64, one)) for one in tiles]
+    return [*ways, ("few", (64, (128, 128, 8, 4, 1)))] if site.gate else ways
 
 
 def many_rows_ways(site: Site, weight: PackedWeight) -> list[Way]:
     """Likewise for 256 rows."""
     if weight.kind == "scaled":
         tile = packed.pairs_tile(weight, 256, gate=site.gate)
-        return [("pairs", tile, 0), *([("stacked", None, 0)] if weight.groups == 0 else []), ("many", None, 0)]
+        return [("pairs", tile), *([("stacked", None)] if weight.groups == 0 else []), ("many", None)]
     tile = packed.wide_tile(weight, 256)
     assert tile is not None
     splits = tile[1][4]
     tiles = [(128, 128, 8, 4, splits), (128, 64, 8, 4, splits), (256, 64, 8, 4, splits), (256, 128, 8, 4, splits)]
-    return [("wide", tile, 512), *(("wide", (128, one), 0) for one in tiles), ("many", None, 0)]
+    return [*(("wide", (128, one)) for one in tiles), ("many", None)]
 
 
 def ways_of(site: Site, weight: PackedWeight, rows: int) -> list[Way]:
     """What is measured for a number of rows: what layers use, and candidates."""
-    return [("auto", None, 0), *(few_rows_ways if rows <= 64 else many_rows_ways)(site, weight)]
+    return [("auto", None), *(few_rows_ways if rows <= 64 else many_rows_ways)(site, weight)]
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from typing import Any
 import packed_counts
 import quant_experts
 import torch
+from mixers import copy_rate
 from quant_products import CACHE_BYTES, FORMS, SITES, Around, Site, drawn, graph_us, relative
 from triton.runtime.errors import OutOfResources
 
@@ -46,13 +47,6 @@ FLOAT8 = [
 MOST_ERROR = 0.08
 """Rows rounded to float8 lose half of that."""
 Timed = tuple[float, Any]
-
-
-def copy_rate() -> float:
-    """Bytes a second that are read and written by a large copy."""
-    given = torch.randint(0, 100, (2 << 30,), dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(given)
-    return 2 * given.numel() / graph_us(lambda: target.copy_(given)) * 1e6
 
 
 def timed(ways: Iterable[Any], run: Callable[[Any], Any], seconds: float) -> list[Timed]:
@@ -109,7 +103,7 @@ def product_rate() -> float:
 def ways_of(site: Site, weight: Any, rows: int) -> list[Any]:
     """As layers do, then candidates."""
     ways: list[Any] = packed_counts.ways_of(site, weight, rows)
-    return [*ways, ("rounded", None, 0)] if rows <= 64 and weight.rounds else ways
+    return [*ways, ("rounded", None)] if rows <= 64 and weight.rounds else ways
 
 
 def compile_weight(index: int) -> None:
@@ -179,7 +173,7 @@ def dense_rows(rates: tuple[float, float], until: float) -> Iterator[str]:
                 floor = max(first.num_bytes / rates[0], multiplied) * 1e6
                 yield row(f"{kind} {site.name} {rows}", found, floor, f"x {plain[site.name, rows] / fastest:4.2f}")
                 found.sort(key=lambda one: one[0])
-                yield "    " + ", ".join(f"{took:.1f} {way[0]} {way[1]} +{way[2]}" for took, way in found[:4])
+                yield "    " + ", ".join(f"{took:.1f} {way[0]} {way[1]}" for took, way in found[:4])
         for rows in ROWS:
             total = sum(plain[site.name, rows] for site in SITES)
             usual, best = (f"{took:.1f} us (x {total / took:.2f})" for took in sums[rows])
@@ -197,7 +191,7 @@ def main() -> None:
     if args.compile is not None:
         return compile_weight(args.compile)
     until = time.perf_counter() + args.seconds
-    rates = copy_rate(), product_rate()
+    rates = copy_rate() * 1e6, product_rate()  # a second
     both = f"copies at {rates[0] / 1e12:.2f} TB/s, multiplies at {2 * rates[1] / 1e12:.0f} TFLOP/s"
     print(f"{torch.cuda.get_device_name()}: {both}; microseconds", flush=True)
     print(f"{'':28} {'floor':>7} {'usual':>8} {'':5} {'best':>8}", flush=True)

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
-from dovetail_backends.kernels.triton import packed
+from dovetail_backends.kernels.triton import fixed_packed, packed
+from dovetail_backends.kernels.triton.fixed import TILE_M
 from dovetail_backends.kernels.triton.packed_experts import expert_tiles, packed_gated_experts
 from dovetail_backends.kernels.triton.packed_pairs import fits_pairs
 from dovetail_backends.kernels.triton.packed_slots import PackedExpertWeights
@@ -76,6 +77,17 @@ def products() -> Iterator[Case]:
             assert tile is not None
             _, (block_n, block_k, _, _, _) = tile
             yield f"{kind} {rows} rows", lambda x=x, weight=weight: packed.linear(x, weight, None), block_n * block_k
+
+
+def fixed() -> Iterator[Case]:
+    """Products of `--batch-invariant`: splits of K in programs of their own, and in a loop of one program."""
+    for kind in ("fp8-blocks", "int4", "mxfp4"):
+        weight = weight_of(kind, 6144, 4096)
+        _, (block_n, block_k, *_) = packed.few_tile(weight, TILE_M, gate=False)
+        for rows in (64, 256):
+            x = empty(rows, 4096)
+            run = lambda x=x, weight=weight: fixed_packed.linear(x, weight, None)  # noqa: E731
+            yield f"{kind} fixed {rows} rows", run, block_n * block_k
 
 
 def gates() -> Iterator[Case]:
@@ -164,7 +176,7 @@ def main() -> None:
     parser.add_argument("--loops", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    for case in (*products(), *gates(), *experts(), *decodes()):
+    for case in (*products(), *fixed(), *gates(), *experts(), *decodes()):
         if not any(part in case[0] for part in args.only):
             continue
         one = measured(case)

@@ -124,15 +124,14 @@ class Around:
         self.options["act"] = "silu_and_mul" if site.gate else None
 
     def packed(self, weight: PackedWeight, tile: Any) -> Tensor:
-        """By a kernel with a tile, and bytes that it asks for ahead; by a library, or as layers do (`auto`)."""
-        way, numbers, *more = tile
-        ahead = {"ahead": more[0]} if any(more) else {}
+        """By a kernel with a tile; by a library, or as layers do (`auto`)."""
+        way, numbers = tile
         if way == "auto":
             norm = None if self.norm is None else RMSScale(self.norm, 1e-6)
             act: Any = self.options["act"]
             return packed_linear(self.x, weight, None, norm=norm, act=act, residual=self.residual)
         if way == "wide":
-            return self.apart(partial(wide, weight=weight, bias=None, tile=numbers, **ahead))
+            return self.apart(partial(wide, weight=weight, bias=None, tile=numbers))
         if way in ("stacked", "rounded"):
             return (by_stacked if way == "stacked" else by_rounded)(self.x, weight, None, **self.options)
         if way == "few":  # behind a norm of its own, as in layers
@@ -140,7 +139,7 @@ class Around:
             return few(x, weight, None, numbers, **self.options | {"norm": None})
         if way != "many":
             run: Any = {"row": row, "halves": by_halves, "integers": by_integers, "pairs": by_pairs}[way]
-            return run(self.x, weight, None, numbers, **self.options, **ahead)  # type: ignore[no-any-return]
+            return run(self.x, weight, None, numbers, **self.options)  # type: ignore[no-any-return]
         return self.apart(
             lambda x, residual: many(x, weight, None) if residual is None else residual + many(x, weight, None)
         )

@@ -4,6 +4,7 @@
     python tests/benchmarks/serving.py --streams 1000 --tokens 200
     python tests/benchmarks/serving.py --streams 64 --profile out.prof   # cProfile of the server
     python tests/benchmarks/serving.py --against ../older                # another checkout, taking turns
+    python tests/benchmarks/serving.py --kind logprobs schema tools      # other requests than plain chats
 
 The engine is a script in a process of its own behind the real transport (`serving_engine.py`), the reader is this one.
 Paced, the engine makes a token every `--us` microseconds: hardly two wait for one another, so each is an event.
@@ -36,6 +37,7 @@ from serving_engine import script
 
 from dovetail.demo import MODEL_DIR
 from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail_server.bench.workloads import EXTRAS
 
 PATH = "/v1/chat/completions"
 READY_S = 120
@@ -65,7 +67,9 @@ def search_path(*first: Path) -> str:
 
 
 @contextlib.contextmanager
-def server(tick_s: float, tree: Path | None = None, profile: str = "") -> Iterator[tuple[int, int]]:
+def server(
+    tick_s: float, tree: Path | None = None, profile: str = "", kind: str = "plain"
+) -> Iterator[tuple[int, int]]:
     """Run `dovetail serve` over the scripted engine; yield its port and process id.
 
     Another `tree` runs its own copy of this file, in its own environment if it has one (`.venv`).
@@ -79,7 +83,17 @@ def server(tick_s: float, tree: Path | None = None, profile: str = "") -> Iterat
                 python = own
             else:
                 environment["PYTHONPATH"] = search_path(*packages_of(tree))
-        command = [str(python), str(program), "--serve", str(tick_s), str(port_file), "--profile", profile]
+        command = [
+            str(python),
+            str(program),
+            "--serve",
+            str(tick_s),
+            str(port_file),
+            "--profile",
+            profile,
+            "--kind",
+            kind,
+        ]
         process = subprocess.Popen(command, env=environment, cwd=scratch)
         try:
             yield wait_ready(process, port_file), process.pid
@@ -100,7 +114,7 @@ def wait_ready(process: subprocess.Popen[bytes], port_file: Path) -> int:
     raise RuntimeError("the server did not become ready")
 
 
-def serve(tick_s: float, port_file: Path, profile: str) -> int:
+def serve(tick_s: float, port_file: Path, profile: str, kind: str) -> int:
     """Be the server: everything as `dovetail serve` has it, but for the engine's process."""
     from serving_engine import ScriptedProcess
 
@@ -110,7 +124,7 @@ def serve(tick_s: float, port_file: Path, profile: str) -> int:
     listener = preflight.bind("127.0.0.1", 0)
     port_file.write_text(str(listener.getsockname()[1]))
     preflight.bind = lambda host, port: listener
-    run.make_engine = lambda settings, plan: ScriptedProcess(run.engine_settings(settings), plan, tick_s)
+    run.make_engine = lambda settings, plan: ScriptedProcess(run.engine_settings(settings), plan, tick_s, kind=kind)
     flags = ["--disable-access-log", "--log-level", "warning", "--max-running-requests", "4096"]
     flags += ["--file-storage-path", str(port_file.parent / "files"), "--min-free-disk-bytes", "0"]
     if not profile:
@@ -124,11 +138,16 @@ def serve(tick_s: float, port_file: Path, profile: str) -> int:
         profiler.dump_stats(profile)
 
 
-def measure(port: int, pid: int, num_streams: int, num_tokens: int) -> Row:
+def body_of(kind: str, num_tokens: int) -> dict[str, Any]:
+    """Return the body of a request; what it has beside a plain one is as in `dovetail bench serve --suite user`."""
+    body: dict[str, Any] = {"model": "dovetail-demo", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    return body | {"max_tokens": num_tokens, "ignore_eos": True} | EXTRAS.get(kind, {})
+
+
+def measure(port: int, pid: int, num_streams: int, num_tokens: int, kind: str = "plain") -> Row:
     """Run the streams once, check every one, and say what they cost."""
     usage = {"include_usage": True, "continuous_usage_stats": True}
-    body: dict[str, Any] = {"model": "dovetail-demo", "messages": [{"role": "user", "content": "hi"}], "stream": True}
-    body |= {"max_tokens": num_tokens, "ignore_eos": True}
+    body = body_of(kind, num_tokens)
     if num_streams == 1:
         body["stream_options"] = usage  # carries the engine's clock
     samples: list[tuple[float, float]] = []
@@ -136,7 +155,7 @@ def measure(port: int, pid: int, num_streams: int, num_tokens: int) -> Row:
     streams = [Stream(port, PATH, body) for _ in range(num_streams)]
     read_all(streams, 600, lambda: samples.append((time.monotonic(), cpu_s(pid))))
     whole, seconds = cpu_s(pid) - cpu, time.monotonic() - began
-    check(streams, num_tokens)
+    check(streams, num_tokens, kind)
     begin = max(stream.received[0][0] for stream in streams)
     end = min(stream.received[-1][0] for stream in streams)
     total_bytes = sum(len(data) for stream in streams for _, data in stream.received)
@@ -157,16 +176,27 @@ def measure(port: int, pid: int, num_streams: int, num_tokens: int) -> Row:
     )
 
 
-def check(streams: list[Stream], num_tokens: int) -> None:
+def check(streams: list[Stream], num_tokens: int, kind: str) -> None:
     """Compare every stream with what the engine sent."""
-    ids = script()
-    whole = (ids * (num_tokens // len(ids) + 1))[:num_tokens]
+    first, ids = script(kind)
+    whole = (first + ids * (num_tokens // len(ids) + 1))[:num_tokens]
     expected = Tokenizer.load(MODEL_DIR).decode(whole, skip_special_tokens=True)
+    if kind == "tools":
+        expected = expected.partition('"arguments": ')[2]
     for stream in streams:
-        deltas = [event["choices"][0]["delta"] for event in stream.events() if event["choices"]]
-        text = "".join((delta.get("reasoning_content") or "") + (delta.get("content") or "") for delta in deltas)
+        choices = [event["choices"][0] for event in stream.events() if event["choices"]]
+        text = "".join(text_of(choice["delta"]) for choice in choices)
         if text.strip() != expected.strip():
             raise RuntimeError(f"a stream differs: {text[:200]!r}")
+        rows = [row for choice in choices if choice.get("logprobs") for row in choice["logprobs"]["content"]]
+        if kind == "logprobs" and (len(rows) != num_tokens or {len(row["top_logprobs"]) for row in rows} != {5}):
+            raise RuntimeError(f"a stream has log probabilities of {len(rows)} tokens, not of {num_tokens}")
+
+
+def text_of(delta: dict[str, Any]) -> str:
+    """Return what a chunk adds to the reply, or to the arguments of its call."""
+    calls = [call["function"].get("arguments", "") for call in delta.get("tool_calls", ())]
+    return (delta.get("reasoning_content") or "") + (delta.get("content") or "") + "".join(calls)
 
 
 def delay_ms(stream: Stream) -> float:
@@ -189,14 +219,16 @@ def main() -> int:
     parser.add_argument("--pace", choices=["paced", "unpaced", "both"], default="both")
     parser.add_argument("--against", type=Path, help="another checkout to take turns with")
     parser.add_argument("--profile", default="", help="write the server's cProfile here")
+    parser.add_argument("--kind", choices=["plain", "logprobs", "schema", "tools"], nargs="+", default=["plain"])
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
-        return serve(float(arguments.serve[0]), Path(arguments.serve[1]), arguments.profile)
+        return serve(float(arguments.serve[0]), Path(arguments.serve[1]), arguments.profile, arguments.kind[0])
     table = Table(title="HTTP server, processor time per streamed token")
     for name in (
         "tree",
         "streams",
+        "kind",
         "pace",
         "µs/token",
         "whole µs/token",
@@ -209,20 +241,23 @@ def main() -> int:
     trees = [None] if arguments.against is None else [arguments.against, None]
     for pace in ("paced", "unpaced") if arguments.pace == "both" else (arguments.pace,):
         for count in arguments.streams:
-            compare(table, trees, count, pace, arguments)
+            for kind in arguments.kind:
+                compare(table, trees, count, pace, kind, arguments)
     Console(width=120).print(table)
     return 0
 
 
-def compare(table: Table, trees: list[Path | None], count: int, pace: str, arguments: argparse.Namespace) -> None:
+def compare(
+    table: Table, trees: list[Path | None], count: int, pace: str, kind: str, arguments: argparse.Namespace
+) -> None:
     """Measure every checkout in turn, several rounds, and add a row of medians for each."""
     tick_s = max(arguments.us * 1e-6 * count, 0.002) if pace == "paced" else 0.0
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(server(tick_s, tree, arguments.profile)) for tree in trees]
+        servers = [stack.enter_context(server(tick_s, tree, arguments.profile, kind)) for tree in trees]
         rows: list[list[Row]] = [[] for _ in trees]
         for round_ in range(arguments.rounds + 1):
             for i, (port, pid) in enumerate(servers):
-                row = measure(port, pid, count, arguments.tokens)
+                row = measure(port, pid, count, arguments.tokens, kind)
                 if round_:
                     rows[i].append(row)
     for tree, found in zip(trees, rows, strict=True):
@@ -230,7 +265,7 @@ def compare(table: Table, trees: list[Path | None], count: int, pace: str, argum
             f"{statistics.median(getattr(row, name) for row in found):.{digits}f}"
             for name, digits in zip(Row.__dataclass_fields__, (1, 1, 0, 1, 2, 0), strict=True)
         ]
-        table.add_row("this" if tree is None else tree.name, str(count), pace, *cells)
+        table.add_row("this" if tree is None else tree.name, str(count), kind, pace, *cells)
 
 
 if __name__ == "__main__":

@@ -32,14 +32,12 @@ import numpy.typing as npt
 from grammar_rows import CALL
 from structured_tools import EOS, VOCAB, Profile, Row, Texts, grammars
 
-from dovetail.base import imports
 from dovetail.base.frames import frame
 from dovetail.base.settings import EngineSettings
 from dovetail.client.launch import _preload_grammars
 from dovetail.contracts.cache import FULL
 from dovetail.engine.core import EngineCore
 from dovetail.engine.loop import run_loop
-from dovetail.engine.wire import SocketTransport
 from dovetail.grammar.matching.bitmask import FREE
 from dovetail.messages import Control, GrammarOption, SamplerParams, Submit, ToEngine
 from dovetail.messages.step import (
@@ -57,6 +55,8 @@ from dovetail.plugins import Registry, load, make_plan
 from dovetail.runtime.sampling.masks import num_kept
 from dovetail.sdk.masks import has_bit
 from dovetail.text.tokenizer.tokenizer import Tokenizer
+from dovetail_server.supervision import imports
+from dovetail_server.supervision.wire import SocketTransport
 
 MAX_TOKENS = 256
 GRAPHS: tuple[GraphKey, ...] = (*map(DecodeGraph, (1, 8, 64)), PrefillGraph(64, 1), PrefillGraph(512, 8))

@@ -16,7 +16,6 @@ from grammar_rows import TABLE, TOOL, table
 
 from dovetail.contracts.grammar import GrammarSpec, Kind
 from dovetail.engine import core, grammar_manager, replies, request
-from dovetail.engine.wire import SocketTransport
 from dovetail.grammar.compile.vocabulary import make_vocabulary
 from dovetail.grammar.pipeline import StructuredOutputs
 from dovetail.messages import GrammarOption
@@ -25,6 +24,7 @@ from dovetail.processing.constraints import RequestedGrammar
 from dovetail.sdk.masks import draw_ids, has_bit
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_grammar.llguidance import LlguidanceBackend, LlguidanceMatcher
+from dovetail_server.supervision.wire import SocketTransport
 
 VOCAB, EOS = 151_936, 151_645
 

@@ -95,7 +95,7 @@ class Server:
         pid = self.process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
         for child in children:
-            if b"dovetail.client.engine_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"dovetail_server.supervision.engine_main" in Path(f"/proc/{child}/cmdline").read_bytes():
                 os.kill(int(child), signal.SIGKILL)
                 return True
         return False

@@ -4,6 +4,7 @@
     python tests/benchmarks/text_prompts.py served DIR                      # through HTTP, one prompt and bursts
     python tests/benchmarks/text_prompts.py served DIR --against ../older   # another checkout, taking turns
     python tests/benchmarks/text_prompts.py served DIR --prefill-ms 73      # 16,000 tokens of a prompt take so long
+    python tests/benchmarks/text_prompts.py served DIR --prefill-ms 330+37  # and each step beside them, else 1 ms
     python tests/benchmarks/text_prompts.py streams DIR --loads 256x200     # beside streams of others
 
 DIR is a model's folder: of it the tokenizer and `config.json` are read, no weights. Prompts are random tokens as text,
@@ -99,7 +100,6 @@ def parts(folder: Path, num_tokens: int, rounds: int) -> None:
     from dovetail.engine.request import EngineRequest
     from dovetail.engine.scheduler import Scheduler
     from dovetail.engine.step_builder import GraphChooser, StepBuilder
-    from dovetail.engine.wire import SubmitDecoder, SubmitEncoder
     from dovetail.messages import SamplerParams, Submit
     from dovetail.messages.step import ExecutorInfo, PrepareResult
     from dovetail.processing.sampling import check_token_ids
@@ -107,6 +107,7 @@ def parts(folder: Path, num_tokens: int, rounds: int) -> None:
     from dovetail.text.tokenizer.tokenizer import check_text
     from dovetail_server.apis.completions.schema import CompletionRequest
     from dovetail_server.reading.parse import decoded, validated
+    from dovetail_server.supervision.wire import SubmitDecoder, SubmitEncoder
     from dovetail_testing.engine import make_policy
 
     source, took = Source(folder), {}
@@ -167,7 +168,7 @@ def plan_of(scheduler: Any, builder: Any, request: Any) -> Any:
 
 
 @contextlib.contextmanager
-def server(folder: Path, tree: Path | None, tick_s: float = 0.0, prefill_ms: float = 0.0) -> Iterator[tuple[int, int]]:
+def server(folder: Path, tree: Path | None, tick_s: float = 0.0, prefill_ms: str = "") -> Iterator[tuple[int, int]]:
     """Run `dovetail serve` over the scripted engine, or over the paced one; yield its port and process id."""
     with tempfile.TemporaryDirectory() as scratch:
         port_file = Path(scratch) / "port"
@@ -175,7 +176,7 @@ def server(folder: Path, tree: Path | None, tick_s: float = 0.0, prefill_ms: flo
         if tree is not None:
             environment["PYTHONPATH"] = search_path(*packages_of(tree))
         command = [sys.executable, __file__, "serve", str(folder.resolve())]
-        command += ["--port-file", str(port_file), "--tick-s", str(tick_s), "--prefill-ms", str(prefill_ms)]
+        command += ["--port-file", str(port_file), "--tick-s", str(tick_s), "--prefill-ms", prefill_ms]
         process = subprocess.Popen(command, env=environment, cwd=scratch)
         try:
             yield wait_ready(process, port_file), process.pid
@@ -184,7 +185,7 @@ def server(folder: Path, tree: Path | None, tick_s: float = 0.0, prefill_ms: flo
             process.wait(60)
 
 
-def serve(folder: Path, port_file: Path, tick_s: float, prefill_ms: float) -> int:
+def serve(folder: Path, port_file: Path, tick_s: float, prefill_ms: str) -> int:
     """Be the server: everything as `dovetail serve` has it, but for the engine's process."""
     import paced_engine
     from serving_engine import ScriptedProcess
@@ -199,7 +200,9 @@ def serve(folder: Path, port_file: Path, tick_s: float, prefill_ms: float) -> in
     def make_engine(settings: Any, plan: Any) -> ScriptedProcess:
         made = ScriptedProcess(run.engine_settings(settings), plan, tick_s, folder)
         if prefill_ms:
-            made.command = (paced_engine.__file__, str(prefill_ms / 16e6), str(folder))
+            tokens_ms, _, step_ms = prefill_ms.partition("+")
+            pace = float(step_ms or 1) / 1e3, float(tokens_ms) / 16e6
+            made.command = (paced_engine.__file__, *map(str, pace), str(folder))
         return made
 
     run.make_engine = make_engine
@@ -234,7 +237,7 @@ def first_event_ms(port: int, prompts: list[Any]) -> float:
     return 1e3 * (last - began)
 
 
-def served(folder: Path, against: list[Path], loads: list[str], rounds: int, prefill_ms: float) -> None:
+def served(folder: Path, against: list[Path], loads: list[str], rounds: int, prefill_ms: str) -> None:
     """Ask all servers in turn, text and ids in turn, and print what came of it."""
     trees = [*against, None]
     names = ["this" if tree is None else tree.resolve().name for tree in trees]
@@ -340,7 +343,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--against", type=Path, nargs="+", default=[], help="other checkouts to take turns with")
     parser.add_argument("--port-file", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--prefill-ms", type=float, default=0.0, help="served: time of 16,000 tokens on the device")
+    parser.add_argument("--prefill-ms", default="", help="served: time of 16,000 tokens on the device, + of a step")
     parser.add_argument("--tick-s", type=float, default=0.0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.what == "serve":

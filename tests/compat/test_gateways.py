@@ -21,7 +21,7 @@ import pytest
 import requests
 from programs import Worker
 
-pytestmark = [pytest.mark.registry, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.registry
 LOOKS = ("--health-check-interval-secs", "1", "--health-failure-threshold", "1")
 """A worker that stops serves on for five seconds, and says that it stops."""
 GROUPS, PER_GROUP, IN_FLIGHT = 13, 5, 4

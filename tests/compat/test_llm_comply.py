@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from programs import Worker
 
-pytestmark = [pytest.mark.full, pytest.mark.registry, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.full, pytest.mark.registry]
 IMAGES = "Image Input"  # the server reads text only, and says so
 NO_MODEL = "Error Handling"
 """Sends no model and wants a 400; here, as at SGLang and vLLM, it is the model that is served."""

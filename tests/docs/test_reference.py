@@ -29,6 +29,25 @@ def test_every_hook_and_contract_is_described() -> None:
                     assert module.prose(member), f"{name}.{key}"
 
 
+def test_every_operation_stands_in_the_reference() -> None:
+    """With operands and result, and with the function that says what it computes."""
+    from dovetail.contracts.kernels import OPS
+
+    page = load(ROOT / "docs/reference/contracts.py").page()
+    for name, row in OPS.items():
+        [line] = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+        assert row.signature in line.replace("\\|", "|")
+        assert row.meaning in line
+
+
+def test_members_are_shown_as_they_are_written() -> None:
+    """Types in the author's words, defaults, and what stands below an attribute."""
+    page = load(ROOT / "docs/reference/contracts.py").page()
+    assert "ForwardRef" not in page
+    assert "- `overwrites: frozenset[str] = frozenset()`\n" in page
+    assert "- `devices: ClassVar[frozenset[str]]`: Kinds of devices that it has kernels for;" in page
+
+
 def test_every_name_of_the_sdk_is_described() -> None:
     """Each class, method and function that plugins are built with has words of its own, and a place on the page."""
     sdk = load(ROOT / "docs/reference/sdk.py")

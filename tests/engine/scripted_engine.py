@@ -16,7 +16,6 @@ from dataclasses import fields
 from pathlib import Path
 
 from dovetail.engine.loop import ClosedError
-from dovetail.engine.wire import SocketTransport
 from dovetail.messages import (
     Abort,
     Admitted,
@@ -30,6 +29,7 @@ from dovetail.messages import (
     Submit,
     TokenDelta,
 )
+from dovetail_server.supervision.wire import SocketTransport
 
 WAYS: dict[str, Callable[[], object]] = {
     "exit": lambda: os._exit(0),

@@ -67,15 +67,29 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_reply_has_the_same_bits_in_any_company(which: str, dtype: str, experts: Path) -> None:
     """Neighbours, chunks, pages and hits in the prefix cache change nothing, greedy and sampled."""
-    folder = MODEL_DIR if which == "demo" else experts
+    says_the_same(MODEL_DIR if which == "demo" else experts, dtype=dtype)
+
+
+@pytest.mark.first(1)
+@pytest.mark.sampled
+@pytest.mark.parametrize("which", ["demo", "experts"])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_packed_integers_change_nothing(which: str, quantization: str, dtype: str, experts: Path) -> None:
+    """PyTorch's products with them compute each row by itself, and so do activations of experts between."""
+    says_the_same(MODEL_DIR if which == "demo" else experts, dtype=dtype, quantization=quantization)
+
+
+def says_the_same(folder: Path, **settings: Any) -> None:
+    """Compare replies to requests alone, together, and in small chunks."""
     prompts = prompts_of(190)
     params = asked(len(prompts))
     one_by_one = {"disable_radix_cache": True, "max_running_requests": 1}
-    alone = [seen(deltas) for deltas in generate(folder, prompts, params, dtype=dtype, **one_by_one, **ON)]
-    together = generate(folder, prompts, params, dtype=dtype, **ON)
+    alone = [seen(deltas) for deltas in generate(folder, prompts, params, **settings, **one_by_one, **ON)]
+    together = generate(folder, prompts, params, **settings, **ON)
     assert [seen(deltas) for deltas in together] == alone
     small: dict[str, Any] = {"chunked_prefill_size": 23, "page_size": 3, "max_running_requests": 5}
-    assert [seen(deltas) for deltas in generate(folder, prompts, params, dtype=dtype, **small, **ON)] == alone
+    assert [seen(deltas) for deltas in generate(folder, prompts, params, **settings, **small, **ON)] == alone
 
 
 @pytest.mark.full
@@ -134,6 +148,7 @@ FEW_EXPERTS = {"num_experts": 8, "moe_intermediate_size": 32}
 ROPE = {"rope_type": "default", "rope_theta": 5000.0}
 ROPES = {"full_attention": ROPE, "sliding_attention": ROPE}
 OTHERS = {"MistralForCausalLM": {}, "MixtralForCausalLM": {}, "Qwen3MoeForCausalLM": FEW_EXPERTS}
+OTHERS |= {"GptOssForCausalLM": {}}
 OTHERS |= {"Gemma2ForCausalLM": {}, "Gemma3ForCausalLM": {}, "Gemma4ForCausalLM": {"rope_parameters": ROPES}}
 """Models that claim it and do not take the kit at every run, with changes of their configurations."""
 
@@ -169,19 +184,26 @@ def test_a_product_takes_blocks_of_rows(rows: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.usefixtures("cuda_taken")
 def test_what_cannot_is_refused_by_name(tmp_path: Path) -> None:
-    """A model, a quantisation, a device and an attention backend that do not say that they can, before weights."""
+    """A model, a device and an attention backend that do not say that they can, before weights."""
     folder = make_model(tmp_path / "olmo", "Olmo2ForCausalLM")
     with pytest.raises(ConfigError, match=r"--batch-invariant: the model Olmo2ForCausalLM .Olmo2. does not say"):
         make_core(folder, **ON)
     settings = EngineSettings(batch_invariant=True)
     config: Any = type("Config", (), {"architecture": "Qwen3MoeForCausalLM", "experts": 8})
     cuda, ranks = torch.device("cuda"), EngineSettings(batch_invariant=True, tensor_parallel_size=2)
-    check_model(Qwen3, config, torch.device("cpu"), ranks, "")
-    with pytest.raises(ConfigError, match=r"products of awq weights .*; experts on cuda .*; sums of ranks on cuda"):
-        check_model(Qwen3, config, cuda, ranks, "awq")
-    config.experts = None
-    check_model(Qwen3, config, cuda, settings, "")
-    check_model(Qwen3, config, cuda, EngineSettings(), "awq")
+    check_model(Qwen3, config, torch.device("cpu"), ranks)
+    with pytest.raises(ConfigError, match=r"--batch-invariant: sums of ranks on cuda"):
+        check_model(Qwen3, config, cuda, ranks)
+    check_model(Qwen3, config, cuda, settings)
+    check_model(Qwen3, config, cuda, EngineSettings())
+
+
+def test_packed_weights_that_depend_on_rows_are_refused() -> None:
+    """Plain torch multiplies by them in another way for each number of rows; the message says which, before weights."""
+    refused = r"--batch-invariant: packed_linear N=\d+ K=\d+ form=Scaled.*: no kernel set computes each row by itself"
+    with pytest.raises(ConfigError, match=rf"{refused} .cpu: torch has no product for .*; use a plain checkpoint"):
+        make_core(MODEL_DIR, quantization="fp8", **ON)
+    assert make_core(MODEL_DIR, quantization="fp8")
 
 
 def test_a_backend_that_does_not_claim_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

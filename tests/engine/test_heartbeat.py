@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.engine.stall_logger import EngineWatchdog
+from dovetail_server.supervision.stall_logger import EngineWatchdog
 
 
 class Clock:

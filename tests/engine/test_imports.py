@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from dovetail.base import imports
-from dovetail.client import engine_main, launch
+from dovetail.client import launch
 from dovetail.messages import EngineInfo
 from dovetail.plugins import Registry, make_plan
+from dovetail_server.supervision import engine_main, imports
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_a_module_can_be_the_first(module: str) -> None:
 def test_imports_stay_out_of_the_collectors_rounds() -> None:
     """No round takes place while a process imports what it keeps, and later ones do not look at it."""
     code = (
-        "import gc; from dovetail.base import imports\n"
+        "import gc; from dovetail_server.supervision import imports\n"
         "def rounds(): return sum(generation['collections'] for generation in gc.get_stats())\n"
         "with imports.for_good():\n"
         "    before = rounds(); kept = [[] for _ in range(100_000)]; print(rounds() - before)\n"
@@ -43,7 +43,7 @@ def test_imports_stay_out_of_the_collectors_rounds() -> None:
 def test_what_a_start_has_made_stays_out_of_the_collectors_rounds() -> None:
     """Garbage of the start is freed, the rest is not looked at again, and rounds over the youngest are rarer."""
     code = (
-        "import gc, weakref; from dovetail.base import imports\n"
+        "import gc, weakref; from dovetail_server.supervision import imports\n"
         "class Knot: pass\n"
         "knot = Knot(); knot.me = knot; gone = weakref.ref(knot); del knot\n"
         "kept = [[] for _ in range(100_000)]; imports.started()\n"
@@ -87,7 +87,7 @@ def engine_info() -> EngineInfo:
 
 def test_a_process_ends_whatever_its_destructors_wait_for() -> None:
     """At that point no Python runs that could notice: the kernel ends it."""
-    hangs = "import atexit, time; from dovetail.base import imports; imports.END_S = 0.2; "
+    hangs = "import atexit, time; from dovetail_server.supervision import imports; imports.END_S = 0.2; "
     hangs += "atexit.register(time.sleep, 60); imports.ending()"
     ran = subprocess.run([sys.executable, "-c", hangs], check=False, timeout=30)
     assert ran.returncode == -signal.SIGALRM

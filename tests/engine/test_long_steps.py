@@ -19,7 +19,7 @@ from dovetail_server.supervision.engine_process import ProcessClient, Restarts
 
 BODY = """
 import ctypes, pathlib, sys, time
-from dovetail.client import engine_main
+from dovetail_server.supervision import engine_main
 from dovetail.sdk.layers.decoder import DecoderLayer
 
 forward, number = DecoderLayer.forward, [0]

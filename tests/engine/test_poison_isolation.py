@@ -22,7 +22,7 @@ from dovetail_server.supervision.poison_isolation import (
 
 DEADLY = """
 import os, sys
-from dovetail.client import engine_main
+from dovetail_server.supervision import engine_main
 from dovetail.engine import request
 
 append = request.EngineRequest.append_token

@@ -13,10 +13,10 @@ from restarting import Reading, plain
 
 from dovetail.base.settings import EngineSettings
 from dovetail.demo import MODEL_DIR
-from dovetail.engine.stall_logger import StallLogger
 from dovetail.plugins import PluginPlan, Registry, make_plan
 from dovetail.plugins.files import add_file
 from dovetail_server.supervision.engine_process import ProcessClient, Restarts
+from dovetail_server.supervision.stall_logger import StallLogger
 
 SLOW = """
 import pathlib, time

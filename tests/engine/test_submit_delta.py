@@ -7,8 +7,8 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from dovetail.engine.wire import OWN, DeltaSubmit, SubmitDecoder, SubmitEncoder, is_alike
 from dovetail.messages import Abort, Control, GrammarOption, SamplerParams, Submit, ToEngine
+from dovetail_server.supervision.wire import OWN, DeltaSubmit, SubmitDecoder, SubmitEncoder, is_alike
 
 LONG = 100_000
 

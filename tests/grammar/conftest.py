@@ -35,7 +35,7 @@ def served() -> Iterator[Served]:
 
     Without blanks between the tokens of JSON, of which the model writes a hundred where it may.
     """
-    made = Served(dtype="float32", compact_json=True, grammar_compile_timeout=30.0)  # the first process may start late
+    made = Served(dtype="float32", compact_json=True, grammar_compile_timeout=120.0)  # the first process may start late
     yield made
     made.close()
 

@@ -41,7 +41,7 @@ class Served:
         self.started = threading.Event()
         self.thread = threading.Thread(target=lambda: asyncio.run(self.main()), daemon=True)
         self.thread.start()
-        assert self.started.wait(60)
+        assert self.started.wait(240)
 
     def make_engine(self, settings: ServeSettings, plan: PluginPlan) -> InProcessClient:
         return InProcessClient(run.engine_settings(settings), plan)

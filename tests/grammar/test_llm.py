@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from dovetail import LLM, SamplingParams
 from dovetail.contracts.errors import RequestError
-from dovetail.offline.requests import fields_of
+from dovetail_offline.requests import fields_of
 
 
 class Person(BaseModel):
@@ -117,3 +117,21 @@ def test_a_refusal_names_the_place(llm: LLM) -> None:
     [reply] = llm.generate("x", SamplingParams(json_schema=given), use_tqdm=False)
     assert reply.finish_reason == "abort"
     assert "/properties/n" in str(reply.message)
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({1: None}, "must be JSON: its key 1 is no text; write it as a string"),
+        ({"enum": [{"a": ({None: 1},)}]}, "must be JSON: its key None is no text; write it as a string"),
+        ({"const": float("nan")}, "must be JSON: Out of range float values are not JSON compliant"),
+    ],
+)
+@pytest.mark.parametrize("field", ["json_schema", "structured_outputs"])
+def test_a_schema_that_json_cannot_say_is_refused(llm: LLM, field: str, schema: Any, said: str) -> None:
+    """With the key or the value: a number as a key was written as a text, and constrained nothing."""
+    given = {"json_schema": schema} if field == "json_schema" else {field: {"json": schema}}
+    param = {"json_schema": "json_schema", "structured_outputs": "structured_outputs.json"}[field]
+    with pytest.raises(RequestError) as caught:
+        llm.generate("x", SamplingParams(max_tokens=1, **given), use_tqdm=False)
+    assert caught.value.message == f"prompt 0: {param} {said}"

@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
     "dovetail": "framework/dovetail",
+    "dovetail_offline": "framework/dovetail_offline",
     "dovetail_testing": "framework/dovetail_testing",
     "dovetail_server": "server/dovetail_server",
     "dovetail_models": "plugins/models/dovetail_models",

@@ -82,17 +82,17 @@ LFM2 = {**QWEN3, "head_dim": 64, "num_hidden_layers": 2, "layer_types": ["conv",
 
 
 class Family(NamedTuple):
-    """A model of a family at the widths of a real one, with few layers, experts and words; and how it is served."""
+    """A model of a family at the widths of a real one, with few layers, experts and words; how, and from where on."""
 
     model_type: str
     architecture: str
     config: Mapping[str, Any]
     settings: Mapping[str, Any] = {}
+    least: int = 80
 
 
 MODELS = {
     "dense": Family("qwen3", "Qwen3ForCausalLM", QWEN3),
-    "dense, invariant": Family("qwen3", "Qwen3ForCausalLM", QWEN3, {"batch_invariant": True}),
     "dense, fp8 cache": Family("qwen3", "Qwen3ForCausalLM", QWEN3, {"kv_cache_dtype": "fp8"}),
     "soft caps": Family("gemma2", "Gemma2ForCausalLM", {**QWEN3, "head_dim": 256, "num_hidden_layers": 2}),
     "fp8 by blocks": Family("llama", "LlamaForCausalLM", {**LLAMA, "quantization_config": BLOCKS}),
@@ -107,6 +107,16 @@ MODELS = {
     "convolutions": Family("lfm2", "Lfm2ForCausalLM", LFM2),
     "fp8 experts": Family("qwen3_moe", "Qwen3MoeForCausalLM", {**EXPERTS, "quantization_config": BLOCKS}),
 }
+for _name, _least in {
+    "dense": 80,
+    "experts": 80,
+    "latent": 80,
+    "int4": 90,
+    "mxfp4 experts": 90,
+    "fp8 experts": 90,
+}.items():
+    _settings = {**MODELS[_name].settings, "batch_invariant": True}
+    MODELS[f"{_name}, invariant"] = MODELS[_name]._replace(settings=_settings, least=_least)
 USUAL = {
     **{"vocab_size": 4096, "num_hidden_layers": 1, "max_position_embeddings": 8192, "head_dim": 128},
     **{"bos_token_id": None, "eos_token_id": 198, "pad_token_id": None, "tie_word_embeddings": False},
@@ -188,7 +198,7 @@ class Card(LateDevice):
 
     kind = "cuda"
     compiles = True
-    by_rows = frozenset({"experts", "sums"})
+    by_rows = frozenset({"sums"})
     num_bytes = 64 << 30
     capability: ClassVar[tuple[int, int]] = (9, 0)
 
@@ -253,7 +263,7 @@ def collect(arch: int, names: Sequence[str]) -> tuple[list[Kernel], list[str]]:
     Noted.found.clear()
     Noted.failures.clear()
     with card(arch):
-        for name in names:
+        for name in (one for one in names if arch >= MODELS[one].least):
             try:
                 start(MODELS[name])
             except Exception:

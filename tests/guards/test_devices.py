@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import dovetail
+import dovetail_offline
 import dovetail_testing
 
-CORE, KIT = (Path(package.__file__ or "").parent for package in (dovetail, dovetail_testing))
+CORE, OFFLINE, KIT = (Path(package.__file__ or "").parent for package in (dovetail, dovetail_offline, dovetail_testing))
 CONTRACT = "contracts/device.py"
 """Where the core may say what a device is."""
 ASKS = re.compile(r"\bis_cuda\b|\bdevice\.type\b|\bplace\.type\b")
@@ -70,16 +71,18 @@ def imported(text: str) -> set[str]:
 
 def test_only_what_answers_asks_which_device_there_is() -> None:
     """All others ask `device_of(…)` or `is_on_host`."""
-    found = {path: len(ASKS.findall(text)) for path, text in files(CORE)}
+    found = {path: len(ASKS.findall(text)) for path, text in files(CORE, OFFLINE)}
     assert {path: num for path, num in found.items() if num} == ANSWERS
 
 
 def test_nothing_names_cuda() -> None:
     """Neither an identifier nor a constant, but for those that are listed with their reason."""
-    assert {path: name for path, text in files(CORE) if path != CONTRACT for name in named(path, text)} == NAMED
+    assert {
+        path: name for path, text in files(CORE, OFFLINE) if path != CONTRACT for name in named(path, text)
+    } == NAMED
     words = Counter(
         path
-        for path, text in files(CORE)
+        for path, text in files(CORE, OFFLINE)
         for word in words_of(ast.parse(text))
         if path != CONTRACT and word.lower() in ("cuda", "nccl")
     )
@@ -88,7 +91,7 @@ def test_nothing_names_cuda() -> None:
 
 def test_no_file_of_the_framework_imports_triton() -> None:
     """Kernels in it are the built-in set's, and anybody's."""
-    found = [path for path, text in files(CORE, KIT) if any(TRITON.match(name) for name in imported(text))]
+    found = [path for path, text in files(CORE, OFFLINE, KIT) if any(TRITON.match(name) for name in imported(text))]
     assert not found
 
 

@@ -132,6 +132,8 @@ def test_a_set_that_claims_the_product_wins_over_repacking(op: str, wins: bool) 
     called: list[int] = []
 
     class Own(KernelSet):
+        devices = frozenset({"cpu"})
+
         def serves(self, ask: Ask) -> Claim | str:
             return Claim(ask.rows) if ask.op == op else "no"
 

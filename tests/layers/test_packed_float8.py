@@ -11,7 +11,12 @@ from torch import Tensor
 from dovetail.contracts.layers import Act
 from dovetail.sdk.quantization.forms import Mxfp4
 from dovetail_backends.kernels.triton.nibbles import exponents_of
-from dovetail_backends.kernels.triton.packed_experts import ExpertTiles, packed_gated_experts
+from dovetail_backends.kernels.triton.packed_experts import (
+    FLOAT8_TILES,
+    ExpertTiles,
+    expert_tiles,
+    packed_gated_experts,
+)
 from dovetail_backends.kernels.triton.packed_float8 import FLOAT8_ASM, fits_float8
 from dovetail_backends.kernels.triton.packed_slots import PackedExpertWeights
 from dovetail_backends.kernels.triton.packed_weight import LEAST_NEAR, PackedWeight, mxfp4, stacked, weight_of
@@ -50,6 +55,23 @@ def test_it_equals_the_other_kernel(act: Act, weigh_input: bool) -> None:
     found = packed_gated_experts(x, ids, shares, weights, residual, tiles=tiles)
     # What is between the halves has float32's bits in the interpreter, and loses them; its own is 2 ** -9 at most.
     assert (found - want).double().norm() <= 4e-3 * want.double().norm()
+
+
+def test_few_rows_of_an_expert_are_multiplied_so() -> None:
+    """In bfloat16, where scales are near each other; more rows are not, nor other dtypes or weights."""
+    near = PackedWeight("mxfp4", torch.empty(32, 0), None, None, None, 32, 64, 64, is_near=True)
+    far = PackedWeight("mxfp4", torch.empty(32, 0), None, None, None, 32, 64, 64)
+
+    def chosen(up: PackedWeight, down: PackedWeight, slots: int, dtype: torch.dtype = torch.bfloat16) -> ExpertTiles:
+        weights = PackedExpertWeights(up, down, None, None, 0, "silu_and_mul", False)
+        return expert_tiles(weights, slots, dtype)
+
+    for slots, tiles in ((64, FLOAT8_TILES[0]), (159, FLOAT8_TILES[0]), (160, FLOAT8_TILES[1]), (415, FLOAT8_TILES[1])):
+        assert chosen(near, near, slots) == ExpertTiles(16, *tiles, is_float8=True)
+    assert not chosen(near, near, 416).is_float8
+    assert not chosen(near, near, 64, torch.float16).is_float8
+    assert not chosen(near, far, 64).is_float8
+    assert not chosen(far, near, 64).is_float8
 
 
 def test_other_weights_are_refused() -> None:

@@ -7,10 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dovetail.contracts.device import DeviceView
+from dovetail.contracts.errors import ConfigError
+from dovetail.runtime.kernels.binding import KernelBinder, LoadedSet
 from dovetail.sdk.checkpoint import is_finite
 from dovetail.sdk.quantization.forms import Form, Int4, Mxfp4, Scaled, wide
 from dovetail.sdk.quantization.words import ORDER, nibbles_of, reordered, words_of
 from dovetail_backends.kernels import cpu_products
+from dovetail_backends.kernels.cpu import CpuKernels
 from dovetail_backends.quantization.awq import turned
 
 SIZES = ((1, 8), (5, 32), (16, 64), (130, 896), (70, 4864), (65, 32))
@@ -170,3 +174,53 @@ def test_one_number_that_is_not_finite_is_seen(bad: float, dtype: torch.dtype) -
         weight[place] = bad
         assert not is_finite(weight)
     assert is_finite(torch.empty(0, dtype=dtype))
+
+
+COUNTS = (1, 2, 7, 16, 17, 33, 64, 65, 129)
+HOW = {"act": "gelu_and_mul", "weigh": "output", "first": 0}
+
+
+@pytest.mark.parametrize("form", [Scaled(), Int4(32), Int4(64, has_zero=True)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [(130, 896), (74, 4864)])
+def test_a_row_of_a_product_on_cpu_has_the_bits_that_it_has_alone(
+    form: Form, dtype: torch.dtype, size: tuple[int, int]
+) -> None:
+    """Torch's products with packed integers do not choose by rows, which `--batch-invariant` relies on."""
+    torch.manual_seed(0)
+    product = cpu_products.product_of(form, form.quantise(torch.randn(*size)), dtype)
+    x = torch.randn(257, size[1]).to(dtype)
+    whole = product(x)
+    for num in COUNTS:
+        assert torch.equal(product(x[-num:]), whole[-num:]), num
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_of_experts_on_cpu_has_the_bits_that_it_has_alone(dtype: torch.dtype) -> None:
+    """With the activation between, which torch computes otherwise at the end of a tensor, at widths off its vectors."""
+    num, hidden, inner, form = 3, 64, 36, Scaled()
+    binder = KernelBinder([LoadedSet("cpu", "cpu", CpuKernels(), True)], DeviceView("cpu"))
+    dims = {"E": num, "H": hidden, "I": inner, "C": 2}
+    name = str(dtype).removeprefix("torch.")
+    kernel = binder.bind(binder.ask("packed_experts", name, dims, {"forms": (form, form), **HOW}, invariant=True))
+    torch.manual_seed(0)
+    shapes = {"gate_up": (num, 2 * inner, hidden), "down": (num, hidden, inner)}
+    up, down = (kernel.pack(form.quantise(torch.randn(shape)), half) for half, shape in shapes.items())
+    x, ids = torch.randn(257, hidden).to(dtype), torch.rand(257, num).topk(2).indices
+    shares = torch.rand(257, 2).to(dtype)
+    whole = kernel(x, ids, shares, up, None, down, None, None)
+    for rows in COUNTS:
+        at = slice(257 - rows, 257)
+        assert torch.equal(kernel(x[at], ids[at], shares[at], up, None, down, None, None), whole[at]), rows
+
+
+def test_experts_of_which_torch_has_one_product_are_refused_where_rows_must_not_tell() -> None:
+    """The other half would be written out and multiplied by kernels that are chosen by rows."""
+    binder = KernelBinder([LoadedSet("cpu", "cpu", CpuKernels(), True)], DeviceView("cpu"))
+    options = {"forms": (Scaled(), Scaled(torch.float8_e4m3fn)), **HOW}
+    dims = {"E": 2, "H": 64, "I": 64, "C": 2}
+    binder.bind(binder.ask("packed_experts", "float32", dims, options, invariant=False))
+    with pytest.raises(
+        ConfigError, match=r"packed_experts .* computes each row by itself .cpu: its rows depend on one"
+    ):
+        binder.bind(binder.ask("packed_experts", "float32", dims, options, invariant=True))

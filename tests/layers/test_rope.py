@@ -173,6 +173,13 @@ def test_a_part_that_is_no_pairs_is_refused(partial: float) -> None:
         frequencies(RopeConfig(partial=partial), DIM, POSITIONS)
 
 
+@pytest.mark.parametrize("kind", ["none", "default"])
+def test_an_odd_head_is_refused(kind: Any) -> None:
+    """Kernels pair dimensions, also where nothing turns."""
+    with pytest.raises(ModelError, match="a head dim of 3 is odd; possible: even ones"):
+        frequencies(RopeConfig(kind=kind), 3, POSITIONS)
+
+
 def test_factors_of_another_number_than_frequencies_are_refused() -> None:
     """LongRoPE has one factor for each frequency."""
     rope = ours({"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [1.0] * 3, **ORIGINAL})

@@ -10,9 +10,11 @@ import torch
 from dovetail.contracts.config import RopeConfig
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
+from dovetail.sdk.config import dense_config
+from dovetail.sdk.layers.matrix import Matrix
 from dovetail.sdk.layers.plain import PLAIN
 from dovetail.sdk.layers.rotary import Rotary, section_axes
-from dovetail.sdk.layers.tower import PatchEmbedding, TowerAttention, axial_rope, merged_places
+from dovetail.sdk.layers.tower import PatchEmbedding, TowerAttention, TowerMLP, axial_rope, merged_places
 from dovetail_models.qwen2_5_vl import Windows
 
 CTX = BuildContext(device=torch.device("cpu"), dtype=torch.float32, factory=PLAIN)
@@ -57,6 +59,36 @@ def test_windows_attend_as_each_alone() -> None:
     for mine in torch.arange(60).split(lens(windows)):
         alone = attention(x[mine], (cos[mine], sin[mine]), None)
         torch.testing.assert_close(found[mine], alone, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("inner", "wide"), [(12, 64), (44, 64), (66, 128), (24, 24), (64, 64)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_an_mlp_of_any_width_is_that_of_its_checkpoint(inner: int, wide: int, bias: bool) -> None:
+    """Its matrices may be wider: they take what a checkpoint has, and nothing else changes what they compute."""
+    torch.manual_seed(inner)
+    hf: dict[str, Any] = {"vocab_size": 8, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    hf |= {"num_attention_heads": 2, "max_position_embeddings": 8, "architectures": ["LlamaForCausalLM"]}
+    config = dense_config(hf)
+    mlp = TowerMLP(config, CTX, bias=bias, inner=inner)
+    weights: dict[tuple[str, str, str], torch.Tensor] = {}
+    matrices = {"gate_up": mlp.gate_up, "down": mlp.down}
+    for param in mlp.parameters():
+        param.fill_(torch.nan)  # what nothing is placed in shows
+    for name, matrix in matrices.items():
+        assert isinstance(matrix, Matrix)
+        for slot, shape in matrix.slots().items():
+            weights[name, slot.tensor, slot.part] = value = torch.randn(shape)
+            matrix.place(slot, value)
+        matrix.finalize()
+    shapes = {name: tuple(param.shape) for name, param in mlp.named_parameters() if name.endswith("weight")}
+    assert shapes == {"gate_up.weight": (2 * wide, 32), "down.weight": (32, wide)}
+
+    def product(x: torch.Tensor, name: str, part: str = "") -> torch.Tensor:
+        return torch.nn.functional.linear(x, weights[name, "weight", part], weights.get((name, "bias", part)))
+
+    x = torch.randn(7, 32)
+    wanted = product(torch.nn.functional.silu(product(x, "gate_up", "gate")) * product(x, "gate_up", "up"), "down")
+    torch.testing.assert_close(mlp(x), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_patches_are_transformers() -> None:

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from dovetail.sdk import pixels
-from dovetail.sdk.pixels import PixelThreads, resized
+from dovetail.sdk.pixels import PixelThreads, cut, resized, resized_patches
 
 sys.path.append(str(Path(__file__).parents[1] / "models"))  # the models that see
 
@@ -47,6 +47,21 @@ def test_any_size_becomes_any_size(threads: PixelThreads) -> None:
         found = resized(image, (size[0], size[1]), how)
         assert np.array_equal(found, np.asarray(image.resize((size[0], size[1]), how))), (width, height, size, how)
     assert threads._executor is not None
+
+
+@pytest.mark.parametrize("merge", [1, 2, 3])
+def test_patches_have_the_values_of_their_places(merge: int, threads: PixelThreads) -> None:
+    """Rows of a patch are copied as items of many widths: each value stands where plain axes put it."""
+    for patch, rows, columns in ((1, 2, 3), (2, 1, 4), (3, 2, 1), (7, 2, 2), (14, 3, 2), (16, 1, 2), (17, 2, 1)):
+        high, wide = rows * merge * patch, columns * merge * patch
+        image = noise(50, 40, patch)
+        pixels = np.asarray(image.resize((wide, high), FILTERS[1]))
+        plain = pixels.reshape(rows, merge, patch, columns, merge, patch, 3).transpose(0, 3, 1, 4, 6, 2, 5)
+        wanted = plain.reshape(-1, 3 * patch * patch)
+        assert np.array_equal(cut(pixels, patch, merge), wanted)
+        assert np.array_equal(cut(np.stack((pixels, pixels)), patch, merge), np.concatenate((wanted, wanted)))
+        for threads.number in (1, 3):
+            assert np.array_equal(resized_patches(image, (wide, high), FILTERS[1], patch, merge), wanted)
 
 
 def test_without_room_for_a_thread_there_are_none(threads: PixelThreads, monkeypatch: pytest.MonkeyPatch) -> None:

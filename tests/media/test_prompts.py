@@ -12,8 +12,9 @@ from dovetail.contracts import ImageLayout, ImageProcessor
 from dovetail.contracts.errors import ModelError, RequestError
 from dovetail.messages.media import MediaSpan
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.processing.images import PreparedImage, expand, layout_of, make_image_processor, preprocessor_config
+from dovetail.processing.images import PreparedImage, expand, make_image_processor, preprocessor_config
 from dovetail.runtime.checkpoint.folder import ModelFolder
+from dovetail_server.media.rules import layout_of
 
 
 class Rows(ImageProcessor):

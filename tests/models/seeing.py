@@ -61,7 +61,7 @@ VISION: dict[str, dict[str, Any]] = {
     },
     "qwen2_vl": {"depth": 3, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "num_heads": 2, "patch_size": 14},
     "qwen2_5_vl": {
-        **{"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64},
+        **{"depth": 3, "hidden_size": 32, "intermediate_size": 44, "num_heads": 2, "out_hidden_size": 64},
         **{"fullatt_block_indexes": [1], "window_size": 56, "patch_size": 14},
     },
     "qwen3_vl": QWEN3,

@@ -145,6 +145,15 @@ def test_kimi_linear_in_the_hub_s_words_is_the_same() -> None:
         KimiLinear.config_from_hf({**hub, **names, "mla_use_nope": False})
 
 
+@pytest.mark.parametrize(("model", "kind"), [(KimiLinear, "kimi_linear"), (Ling, "bailing_hybrid")])
+def test_shares_are_normalised_unless_a_null_says_no(model: type[KimiLinear | Ling], kind: str) -> None:
+    """As transformers has it, under the hub's name of the key."""
+    made = config_of(kind).to_dict() | {"architectures": list(model.architectures)}
+    made = {key: value for key, value in made.items() if key not in ("norm_topk_prob", "moe_renormalize")}
+    assert model.config_from_hf(made).extra["routing"].normalise
+    assert not model.config_from_hf({**made, "moe_renormalize": None}).extra["routing"].normalise
+
+
 @pytest.mark.parametrize("kind", [*KINDS, "kimi_linear", "bailing_hybrid"])
 def test_schedules_give_transformers_tokens(kind: str, tmp_path: Path) -> None:
     """Requests that hit cached states, and that are retracted."""
@@ -155,13 +164,17 @@ def test_schedules_give_transformers_tokens(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe"])
 def test_what_the_hub_has_beside_the_text_is_left_out(kind: str, tmp_path: Path) -> None:
-    """Its files name `model.language_model.`, `model.visual.` and `mtp.`, which predicts further tokens."""
+    """Its files name `model.language_model.`, `model.visual.` and `mtp.`, which predicts further tokens.
+
+    Requests together, behind cached states and retracted have transformers' tokens, too.
+    """
     model, file = make_seeing(tmp_path, kind), tmp_path / "model.safetensors"
     tensors = load_file(file)
     assert {name.split(".")[1] for name in tensors if name.startswith("model.")} == {"language_model", "visual"}
     further = {"mtp.fc.weight": torch.ones(64, 128), "mtp.layers.0.input_layernorm.weight": torch.ones(64)}
     save_file({**tensors, **further}, file, {"format": "pt"})
     check_logits(tmp_path, model, chunk=100, num_new=8, model_impl="dovetail")
+    check_schedules(tmp_path, model, model_impl="dovetail")
 
 
 @pytest.fixture(scope="module", params=["qwen3_5_moe_text", "olmo_hybrid"])

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
+from families import config_of
 from mamba_models import make_mamba
 from parity import check_pieces, check_schedules
 from recurrent_replies import LENGTHS, check_reply, check_retracted
 
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ModelError
+from dovetail.runtime.checkpoint.config_keys import check_numbers, translate
 from dovetail_models.falcon_h1 import ONE
+from dovetail_testing.engine import make_core
 
 FACTORS = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.3, "logits_scaling": 5.0}
 PERTURBED: dict[str, list[dict[str, Any]]] = {
@@ -139,10 +145,68 @@ def test_a_retracted_reply_goes_on_with_the_same_bits(folder: Path) -> None:
 )
 def test_a_config_that_does_not_fit_is_refused(changes: dict[str, Any], said: str) -> None:
     """The message says what was given, and what is possible."""
-    from families import config_of
-
     from dovetail_models.granite_hybrid import GraniteMoeHybrid
 
     hf = {**config_of("granitemoehybrid").to_dict(), "architectures": ["GraniteMoeHybridForCausalLM"], **changes}
     with pytest.raises(ModelError, match=said):
         GraniteMoeHybrid.config_from_hf(hf)
+
+
+@pytest.mark.parametrize("kind", ["granitemoehybrid", "bamba", "falcon_h1", "jamba"])
+def test_short_convolutions_are_not_served_with_another_activation(kind: str) -> None:
+    """One key says that of MLPs and of convolutions; the MLPs would take it."""
+    with pytest.raises(ModelError, match="hidden_act is 'gelu'; possible: silu"):
+        read(kind, hidden_act="gelu")
+    assert read(kind, hidden_act="swish").hidden_act == "swish"
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "said"),
+    [
+        ("mamba", "state_size", "layer 0: a size of its state 'state' is -1; it must be 1 at least"),
+        ("jamba", "mamba_d_conv", "layer 0: a size of its state 'conv' is -1; it must be 1 at least"),
+        ("lfm2", "conv_L_cache", "layer 0: a size of its state 'conv' is -1; it must be 1 at least"),
+        ("bamba", "mamba_n_groups", "mamba_n_heads is 4; possible: multiples of mamba_n_groups, -1"),
+        ("falcon_mamba", "time_step_rank", "time_step_rank is -1; it must be 1 at least"),
+        ("qwen3_5_text", "linear_conv_kernel_dim", "layer 0: a size of its state 'conv' is -1"),
+        ("qwen3_5_text", "linear_num_key_heads", "value_heads is 8; possible: multiples of linear_num_key_heads, -1"),
+    ],
+)
+def test_sizes_below_one_are_refused_by_name(kind: str, key: str, said: str) -> None:
+    """Before a weight is read; a tensor of such a size would be refused by PyTorch, in many lines."""
+    with pytest.raises(ModelError, match=said):
+        check_numbers(read(kind, **{key: -1}))
+
+
+@pytest.mark.parametrize("kind", ["granitemoehybrid", "jamba"])
+def test_no_expert_at_all_is_not_the_usual_two(kind: str) -> None:
+    """Zero is said; only what is not said is two."""
+    with pytest.raises(ModelError, match="num_experts_per_tok is 0, and there are"):
+        read(kind, num_experts_per_tok=0)
+
+
+def test_a_negative_width_is_one_line(tmp_path: Path) -> None:
+    """Wherever it stands: when weights are made room for, before one is read."""
+    config = {**config_of("granitemoehybrid").to_dict(), "architectures": ["GraniteMoeHybridForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "shared_intermediate_size": -1}, default=str))
+    with pytest.raises(ModelError, match=r"^config.json: a weight would be \[.*-\d+.*\]; correct the negative number"):
+        make_core(tmp_path, load_format="dummy", model_impl="dovetail")
+
+
+@pytest.mark.parametrize(("key", "num"), [("mlp_multipliers", 2), ("ssm_multipliers", 5)])
+def test_factors_of_another_number_are_refused(key: str, num: int) -> None:
+    """Transformers counts them when it computes."""
+    with pytest.raises(ModelError, match=rf"{key} is \[0\.5\]; possible: {num} numbers"):
+        read("falcon_h1", **{key: [0.5]})
+
+
+def read(kind: str, **changes: Any) -> ModelConfig:
+    """What the plugin of a tiny config, changed behind transformers' back, makes of it."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    config = config_of(kind)
+    name = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__
+    [entry] = entry_points(group="dovetail.models.v1", name=name)
+    hf = {**json.loads(config.to_json_string(use_diff=False)), "architectures": [name], **changes}
+    found: ModelConfig = translate(entry.load().config_from_hf, hf)
+    return found

@@ -17,6 +17,7 @@ from families import DECODERS, OWN, config_of, make_checkpoint
 from parity import check_logits
 
 from dovetail.contracts.config import ModelConfig, RopeConfig
+from dovetail.contracts.errors import ModelError
 from dovetail.runtime.checkpoint.config_keys import translate
 
 KINDS = ["llama", "qwen2", "qwen3", *OWN]
@@ -80,6 +81,16 @@ def read(config: dict[str, Any]) -> ModelConfig:
     return replace(found, rope=RopeConfig()) if found.layer_ropes else found  # it is no layer's then
 
 
+def as_file(config: Any) -> dict[str, Any]:
+    """Return what `config.json` says of transformers' configuration."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    return {
+        **json.loads(config.to_json_string(use_diff=False)),
+        "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__],
+    }
+
+
 def in_older_words(config: dict[str, Any]) -> dict[str, Any]:
     """The rope and the dtype under the keys of transformers 4."""
     older = dict(config)
@@ -105,11 +116,10 @@ def in_older_words(config: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_spellings_of_every_renamed_key(kind: str, seed: int) -> None:
     """Transformers' own second names, and the words of transformers 4, mean the same in every random configuration."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+    from transformers import AutoConfig
 
     config = config_of(kind, **random_changes(kind, random.Random(f"{kind} {seed}")))
-    newer = json.loads(config.to_json_string(use_diff=False))
-    newer["architectures"] = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
+    newer = as_file(config)
     want = read(newer)
     for second, first in config.attribute_map.items():
         if first in newer and second not in newer:
@@ -123,3 +133,46 @@ def test_both_spellings_of_every_renamed_key(kind: str, seed: int) -> None:
         config, "rope_parameters", None
     )  # transformers itself reads it so
     assert read(older) == want
+
+
+@pytest.mark.parametrize(
+    ("groups", "chosen", "said"),
+    [
+        (0, 0, "8 experts in 0 groups .n_group., of which 0 "),
+        (-1, -1, "8 experts in -1 groups"),
+        (1, 0, "8 experts in 1 groups .n_group., of which 0 are chosen .topk_group.*; possible: "),
+        (4, 0, "of which 0 "),
+        (4, -1, "of which -1 "),
+        (4, None, "of which 0 "),
+        (3, 1, "8 experts in 3 groups"),
+        (2, 3, "of which 3 "),
+        (1, 2, "of which 2 "),
+        (4, 1, "for 3 experts of a token .num_experts_per_tok."),
+        (8, 4, "possible: .* of 2 experts or more"),
+    ],
+)
+@pytest.mark.parametrize(
+    "kind", ["deepseek_v2", "deepseek_v3", "glm4_moe", "kimi_linear", "bailing_hybrid", "nemotron_h"]
+)
+def test_groups_of_experts_that_cannot_be_are_one_line(kind: str, groups: int, chosen: int | None, said: str) -> None:
+    """Before a weight is read: 0 was taken for 1, and others ended in the first request."""
+    config = as_file(config_of(kind)) | {"num_experts_per_tok": 3, "topk_group": chosen}
+    config |= {"num_expert_group" if "num_expert_group" in config else "n_group": groups}
+    config |= {"topk_method": "group_limited_greedy"} if kind == "deepseek_v2" else {}
+    config |= dict.fromkeys((name for name in EXPERTS if name in config), 8)
+    if kind == "deepseek_v2" and groups == 8:  # its groups are chosen by their best expert
+        assert read(config).extra["routing"].groups == 8
+        return
+    with pytest.raises(ModelError, match=said) as error:
+        read(config)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v2", "deepseek_v3", "nemotron_h"])
+def test_no_groups_of_experts_are_none(kind: str) -> None:
+    """Null, and one group of all, choose among all experts."""
+    for groups in (None, 1):
+        config = as_file(config_of(kind)) | {"n_group": groups, "topk_group": groups}
+        config |= {"topk_method": "group_limited_greedy"} if kind == "deepseek_v2" else {}
+        routing = read(config).extra["routing"]
+        assert (routing.groups, routing.top_groups) == (1, 1)

@@ -20,13 +20,14 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ConfigError, PluginError, RequestError
 from dovetail.contracts.layers import BuildContext
 from dovetail.plugins import Registry, load, make_plan
-from dovetail.processing.images import layout_of, max_patches_of
+from dovetail.processing.images import max_patches_of
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.memory.estimates import tower_bytes
 from dovetail.sdk.layers import tower
 from dovetail.sdk.layers.plain import PLAIN
 from dovetail_models.pixtral_images import PixtralImages
 from dovetail_models.qwen2_vl_images import Qwen2VLImages
+from dovetail_server.media.rules import layout_of
 
 FACTOR = 2.5
 """The plan counts at most so many times what is allocated."""

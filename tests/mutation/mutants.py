@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-ROOTS = ("framework/dovetail", "plugins/*/*", "server/dovetail_server")
+ROOTS = ("framework/dovetail", "framework/dovetail_offline", "plugins/*/*", "server/dovetail_server")
 PAIRS = (
     (ast.Eq, ast.NotEq),
     (ast.Is, ast.IsNot),

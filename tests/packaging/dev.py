@@ -26,6 +26,7 @@ FOLDERS = {path.name for path in (ROOT / "tests").iterdir() if any(path.glob("te
 ELSEWHERE = {
     "framework/dovetail": ["engine", "test_*.py"],
     "framework/dovetail/client": ["engine"],
+    "framework/dovetail_offline": ["engine", "test_*.py"],
     "framework/dovetail/contracts": ["testing"],
     "plugins/backends/dovetail-cpu-int8": ["packaging"],
     "plugins/backends/dovetail_backends/gguf": ["models", "text"],

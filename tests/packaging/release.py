@@ -29,6 +29,7 @@ PACKAGES = {
     "dovetail_backends",
     "dovetail_grammar",
     "dovetail_models",
+    "dovetail_offline",
     "dovetail_parsers",
     "dovetail_server",
     "dovetail_testing",

@@ -23,7 +23,7 @@ from dev import Budget, files_of, folders_of, full_of, nearest
         ("docs/serve.md", ["tests/docs"]),
         ("tests/grammar/test_tools.py", ["tests/grammar"]),
         ("framework/dovetail/messages/step.py", ["tests/engine"]),
-        ("framework/dovetail/offline/llm.py", ["tests/engine", "tests/test_*.py"]),
+        ("framework/dovetail_offline/llm.py", ["tests/engine", "tests/test_*.py"]),
         ("server/dovetail_server/batches/service.py", ["tests/storage"]),
         ("README.md", ["tests/docs", "tests/packaging"]),
         ("tests/conftest.py", ["tests/packaging"]),

@@ -13,6 +13,7 @@ import dovetail
 import dovetail_backends
 import dovetail_grammar
 import dovetail_models
+import dovetail_offline
 import dovetail_parsers
 import dovetail_server
 import dovetail_testing
@@ -22,7 +23,7 @@ PACKAGES = [
     Path(package.__path__[0])
     for package in (
         *(dovetail, dovetail_server, dovetail_models, dovetail_parsers, dovetail_backends),
-        *(dovetail_grammar, dovetail_testing),
+        *(dovetail_grammar, dovetail_offline, dovetail_testing),
     )
 ]
 SOURCES = [path for package in PACKAGES for path in sorted(package.rglob("*.py"))]

@@ -56,15 +56,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def output(folder: Path, *arguments: str) -> list[str]:
+    """The lines that pytest prints."""
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
+    command += ["--rootdir", str(folder), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout.splitlines()
+
+
 def collected(folder: Path, *arguments: str, full: bool = False) -> tuple[list[str], str]:
     """What of the grids runs, and what pytest says in the end."""
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
-    command += ["--rootdir", str(folder), *(["--full"] if full else []), *(arguments or ["test_grids.py"])]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    ran = [
-        line.split()[0].partition("::")[2] for line in done.stdout.splitlines() if line.startswith("test_grids.py::")
-    ]
-    return ran, done.stdout.splitlines()[-1]
+    lines = output(folder, *(["--full"] if full else []), *(arguments or ["test_grids.py"]))
+    return [line.split()[0].partition("::")[2] for line in lines if line.startswith("test_grids.py::")], lines[-1]
 
 
 def test_every_value_and_every_combination_that_is_asked_for_is_tried(folder: Path) -> None:
@@ -92,3 +94,22 @@ def test_all_runs_where_it_is_asked_for(folder: Path) -> None:
     assert len(collected(folder, "test_grids.py", "-m", "full", full=True)[0]) == 46
     names = ["test_grid[4--4-x]", "test_grid[0-0-z]", "test_long"]
     assert collected(folder, *(f"test_grids.py::{name}" for name in names))[0] == names
+
+
+def test_a_run_of_a_given_time_says_what_it_did_not_reach(folder: Path) -> None:
+    """What would begin later is skipped, with one reason for all of it."""
+    lines = output(folder, "test_grids.py::test_whole", "--within", "-1")
+    assert "15 skipped" in lines[-1]
+    assert "error" not in lines[-1]
+    assert any("not reached within -1 s" in line for line in lines)
+    assert "15 passed" in collected(folder, "test_grids.py::test_whole", "--within", "600")[1]
+
+
+@pytest.mark.parametrize(("commit", "first"), [("a", "test_others.py"), ("d", "test_grids.py")])
+def test_a_run_begins_at_a_file_that_its_commit_chooses(folder: Path, commit: str, first: str) -> None:
+    """Each file is the first of some commits; the others follow."""
+    (folder / "test_others.py").write_text("def test_other(): pass", "utf-8")
+    lines = output(folder, "test_grids.py::test_whole", "test_others.py", "--begin-at", commit)
+    ran = [line.partition("::")[0] for line in lines if "::" in line]
+    assert ran[0] == first
+    assert len(ran) == 16

@@ -207,7 +207,7 @@ class Liar(KernelSet):
     [
         (
             "dovetail.reasoning_parsers.v9",
-            "made for API 9 of reasoning_parser; this dovetail speaks 1; upgrade dovetail",
+            "made for API 9 of reasoning_parser; this dovetail speaks 1; upgrade dovetail-llm",
         ),
         ("dovetail.reasoning_parsers.v0", "made for API 0 of reasoning_parser; this dovetail speaks 1; upgrade acme"),
         (

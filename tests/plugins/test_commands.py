@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,23 @@ def test_info_of_a_plugin_that_says_nothing_of_itself(site: FakeSite, capsys: py
     )
     site.add("plain", "1.0", {PARSERS: {"plain": "plain_parser:Parser"}}, {"plain_parser.py": source})
     assert "about" not in run(capsys, "info", "plain")
+
+
+def test_info_shows_options_of_a_plugin_that_needs_another_package(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever wonders whether to install that reads what the plugin could do."""
+    if find_spec("humming") is not None:
+        pytest.skip("humming-kernels is installed")
+    out = run(capsys, "info", "humming")
+    assert "needs        humming-kernels\n" in out
+    assert "  --humming.activations ({model,float8})  Dtype of more rows" in out
+
+
+def test_info_of_an_unusable_plugin_imports_nothing(site: FakeSite, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is named with the reason, and no line of it runs."""
+    site.add("acme", "1.0", {PARSERS.replace("v1", "v9"): {"acme-r2": "acme_parser:Parser"}}, {"acme_parser.py": "1/0"})
+    out = run(capsys, "info", "acme-r2", code=2)
+    assert "made for API 9 of reasoning_parser; this dovetail speaks 1; upgrade dovetail-llm" in out.splitlines()[-1]
+    assert "ZeroDivisionError" not in out
 
 
 def test_info_of_what_is_broken_unknown_or_ambiguous(site: FakeSite, capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,6 +102,11 @@ def parser(line: str) -> str:
             "",
             r"--plugin-file '.*empty\.py': defines no plugin; subclass one of ModelPlugin, .* with @hookimpl",
         ),
+        (
+            "half.py",
+            "from dovetail.contracts import KernelSet\nclass Half(KernelSet):\n    def serves(self, ask): ...\n",
+            r"--plugin-file '.*half\.py': defines no plugin: Half lacks make; subclass one of",
+        ),
         ("letters.py", model("'AForCausalLM'"), r"model Own: architectures = 'AForCausalLM' .*; give a tuple of names"),
         ("number.py", model("5"), r"number\.py': model Own: architectures = 5 names nothing that can be asked for"),
         ("nobody.py", model("()"), r"model Own: architectures = \(\) names nothing"),

@@ -240,7 +240,7 @@ def engines_of(base: str) -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (folder / "cmdline").read_bytes().split(b"\0")
-            if b"dovetail.client.engine_main" in words:
+            if b"dovetail_server.supervision.engine_main" in words:
                 parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
                 line = Path(f"/proc/{parent}/cmdline").read_bytes()
                 if port.encode() in line:

@@ -119,7 +119,7 @@ def test_missing_dependency_names_it(site: FakeSite) -> None:
 def test_dependency_of_another_version_names_both(site: FakeSite) -> None:
     """A plugin that wants a module which an installed package does not have is told to fit the versions."""
     assert failure(site, "acme_model:Model", "import dovetail.no_such_part").endswith(
-        "install versions of acme and dovetail that fit each other"
+        "install versions of acme and dovetail-llm that fit each other"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from dovetail_testing.site import FakeSite
 
 SOURCE = """
 from dataclasses import dataclass, field
+from typing import Literal
 from pydantic import BaseModel, Field
 from dovetail.contracts import FormatSpec, ReasoningParser, ToolParser
 from dovetail.contracts import hookimpl
@@ -32,6 +34,7 @@ class Options:
     top_k: int = field(default=4, metadata={"help": "Candidates to look at."})
     fast: bool = False
     names: list[str] = field(default_factory=list)
+    size: Literal["small", "Large"] = field(default="small", metadata={"help": "Its size."})
 
 class Think(ReasoningParser):
     Options = Options
@@ -44,6 +47,7 @@ class Plain(ToolParser):
 
 class Strict(BaseModel):
     ratio: float = Field(0.5, ge=0, le=1, description="A share.")
+    mode: Literal["slow", 2] = Field("slow", description="How.")
 
 @hookimpl
 def dovetail_settings():
@@ -105,8 +109,8 @@ def test_plugins_that_share_a_name_get_their_own() -> None:
     """Of one section, the hooks plugin and the parser of a name each get what they declare."""
     made = plan("--reasoning-parser", "acme", "--plugin", "acme", "--acme.top-k=5", "--acme.ratio=0.25")
     held = {planned.kind: planned.options for planned in made.plugins if planned.name == "acme"}
-    assert held["reasoning_parser"] == {"top_k": 5, "fast": False, "names": []}
-    assert held["hooks"] == {"ratio": 0.25}
+    assert held["reasoning_parser"] == {"top_k": 5, "fast": False, "names": [], "size": "small"}
+    assert held["hooks"] == {"ratio": 0.25, "mode": "slow"}
     with pytest.raises(PluginError, match=r"--acme\.nope: unknown; .* it is an option of"):
         plan("--reasoning-parser", "acme", "--plugin", "acme", "--acme.nope=5")
 
@@ -145,13 +149,22 @@ def test_a_malformed_section_is_named(tmp_path: Path) -> None:
 
 
 def test_help_shows_the_options_of_what_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--help` beside a plugin's name shows its options with type, help and default; alone it shows none."""
+    """`--help` beside a plugin's name shows its options with type, help and default; alone it shows none.
+
+    `--help=all` says so. Values to choose from are shown as they are written.
+    """
     assert serve.main(["--help"]) == 0
     assert "acme" not in capsys.readouterr().out
+    assert serve.main(["--help=all"]) == 0
+    assert "Options of plugins follow where flags name the plugins; `dovetail plugin info NAME` shows them, too" in (
+        " ".join(capsys.readouterr().out.split())
+    )
     assert serve.main(["--reasoning-parser", "acme", "--plugin=acme", "--help"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "options of reasoning_parser 'acme' of acme 1.0: --acme.top-k INT Candidates to look at. [4] --acme." in out
     assert "options of hooks 'acme' of acme 1.0: --acme.ratio FLOAT A share. [0.5]" in out
+    assert "--acme.size {small,Large} Its size. [small]" in out
+    assert "--acme.mode {slow,2} How. [slow]" in out
     assert "DOVETAIL_PLUGIN__ACME__" in out
     assert serve.main(["--reasoning-parser", "nope", "--help"]) == 0
     assert "The options of plugins cannot be shown: --reasoning-parser 'nope'" in capsys.readouterr().out
@@ -187,3 +200,24 @@ def test_the_server_shows_what_it_was_given() -> None:
         "acme": {"top_k": {"value": "5", "source": "--acme.top-k", "is_public": False}}
     }
     assert ServeSettings().plugins == {}
+
+
+def test_a_class_that_refuses_all_its_values_is_named_in_one_line() -> None:
+    """What it checks of them together, and a type that is not defined: the author corrects both."""
+
+    @dataclass
+    class Strict:
+        low: int = 3
+
+        def __post_init__(self) -> None:
+            raise ValueError("low is\nabove high")
+
+    @dataclass
+    class Unknown:
+        low: "Undefined" = 3  # type: ignore[name-defined]  # noqa: F821, UP037
+
+    with pytest.raises(PluginError, match=r"Strict: low is above high$"):
+        make_options(Strict, {})
+    with pytest.raises(PluginError, match=r"Unknown: `TypeAdapter.* is not fully defined.*$") as caught:
+        make_options(Unknown, {})
+    assert "\n" not in str(caught.value)

@@ -47,7 +47,7 @@ def test_another_owner_of_the_folder_is_found_before_it_is_imported(site: FakeSi
     """One line that names it and the fix, whether both were installed into one folder or theirs hides ours."""
     own(site, OTHER_PROJECT, "0.6", "dovetail/__init__.py", "dovetail/build.py")
     if is_beside:
-        own(site, DISTRIBUTION, "0.1.0", "dovetail/__init__.py", "dovetail/offline/llm.py", ours=True)
+        own(site, DISTRIBUTION, "0.1.0", "dovetail/__init__.py", "dovetail/engine/core.py", ours=True)
     done = version(site)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
@@ -58,7 +58,7 @@ def test_another_owner_of_the_folder_is_found_before_it_is_imported(site: FakeSi
 
 def test_a_folder_that_another_one_took_along_is_said(site: FakeSite) -> None:
     """After that advice's first half: the other one's removal has taken `__init__.py`, which both had."""
-    own(site, DISTRIBUTION, "0.1.0", "dovetail/offline/llm.py", "dovetail/llm/__init__.py", ours=True)
+    own(site, DISTRIBUTION, "0.1.0", "dovetail/engine/core.py", "dovetail/llm/__init__.py", ours=True)
     code = f"import sys; sys.path[:0] = {[str(site.root), str(Path(dovetail_server.__file__).parents[1])]!r}\n"
     code += "from dovetail_server.cli import problem; print(problem())"
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)

@@ -159,7 +159,7 @@ def test_unusable_plugin_says_why(site: FakeSite) -> None:
     site.add("acme", "1.5", {"dovetail.reasoning_parsers.v9": {"r2": "acme:R2"}, REASONING: {"r3": "acme:R3"}})
     assert failure(site, "r2") == (
         "--reasoning-parser 'r2': installed but not usable: acme 1.5 is incompatible: made for API 9 of "
-        "reasoning_parser; this dovetail speaks 1; upgrade dovetail"
+        "reasoning_parser; this dovetail speaks 1; upgrade dovetail-llm"
     )
     with pytest.raises(PluginError, match=r"acme 1\.5 is blocked: on the deny list; take acme off it to use it"):
         scanned(site, deny=["acme"]).resolve("reasoning_parser", "r3")

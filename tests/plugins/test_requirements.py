@@ -78,7 +78,7 @@ def test_a_class_that_needs_a_later_minor_version_is_refused(site: FakeSite) -> 
         load(make_plan(registry, reasoning_parser="acme"), "api")
     assert str(error.value) == (
         "reasoning_parser 'acme' of acme 1.2: it needs API 1.7 of reasoning_parser, this dovetail speaks 1.0; "
-        "upgrade dovetail"
+        "upgrade dovetail-llm"
     )
 
 
@@ -131,7 +131,7 @@ def test_a_file_that_needs_a_later_minor_version_is_refused(tmp_path: Path, kind
         add_file(registry, tmp_path / "acme.py")
     assert str(error.value) == (
         f"--plugin-file {str(tmp_path / 'acme.py')!r}: {kind.name} 'acme': it needs API 1.99 of {what}, "
-        f"this dovetail speaks 1.{minor}; upgrade dovetail"
+        f"this dovetail speaks 1.{minor}; upgrade dovetail-llm"
     )
     assert [(record.kind, record.distribution) for record in registry.records] == [(kind.name, "fits.py")]
 
@@ -155,7 +155,7 @@ def test_an_installed_plugin_that_needs_a_later_minor_version_is_refused(
         import_planned(as_planned(records["a99"]))
     assert str(error.value) == (
         f"{kind.name} 'a99' of acme-99 1.0: it needs API 1.99 of {what}, this dovetail speaks 1.{minor}; "
-        "upgrade dovetail"
+        "upgrade dovetail-llm"
     )
 
 

@@ -70,7 +70,7 @@ def test_other_distributions_are_ignored(site: FakeSite) -> None:
         (
             "dovetail.tool_parsers.v2",
             "tool_parser",
-            "made for API 2 of tool_parser; this dovetail speaks 1; upgrade dovetail",
+            "made for API 2 of tool_parser; this dovetail speaks 1; upgrade dovetail-llm",
         ),
         ("dovetail.models.v0", "model", "made for API 0 of model; this dovetail speaks 1; upgrade acme"),
         ("dovetail.hooks", "hooks", "group 'dovetail.hooks' has no API version; use 'dovetail.hooks.v1'"),

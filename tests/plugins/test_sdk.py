@@ -38,6 +38,14 @@ def test_what_needs_no_torch_imports_none() -> None:
         ("def late():\n    from dovetail.sdkx import y\n", ["dovetail.sdkx (acme_private.py)"]),
         ("from dovetail.plugins import hookspecs, records\n", ["dovetail.plugins (acme_private.py)"]),
         ("from dovetail.plugins import hookspecs\n", []),
+        (
+            "import importlib\nimportlib.import_module('dovetail.cache.radix')\n",
+            ["dovetail.cache.radix (acme_private.py)"],
+        ),
+        (
+            "def late(name):\n    __import__('dovetail.sdk.masks')\n    __import__(name), __import__('dovetails.x')\n",
+            [],
+        ),
         ("def broken(:\n", []),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,10 +11,12 @@ from dovetail.base.settings import EngineSettings
 from dovetail.contracts.device import Device
 from dovetail.contracts.errors import ConfigError, ModelError, PluginError
 from dovetail.plugins import PluginPlan, Registry, make_plan
+from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import as_planned
 from dovetail.processing.prepare import check_ranks
 from dovetail.runtime.device import devices
 from dovetail.runtime.device.devices import CLASSES, check_device, choose, device_of, likely_device, take
+from dovetail.runtime.memory.checks import check_devices
 from dovetail_testing import FakeSite
 
 GROUP = "dovetail.devices.v1"
@@ -112,6 +114,61 @@ def test_a_device_of_a_package_that_is_absent(dovetail_site: FakeSite) -> None:
     assert likely_device(plan_of(registry)).kind == "cpu"
     with pytest.raises(ConfigError, match="--device acme: no driver of acme, or use --device cpu"):
         check_device(registry, "acme")
+
+
+def test_a_device_that_fails_is_named(dovetail_site: FakeSite) -> None:
+    """Its class and package, before any process starts; whether it was asked for or `auto` asks all."""
+    registry = scan(dovetail_site, absent=None)
+    record = registry.resolve("device", "acme")
+    cls: Any = import_planned(as_planned(record))
+
+    def gone() -> None:
+        raise OSError("no\nlibrary")
+
+    cls.surely_absent = gone
+    for name in ("acme", "auto"):
+        with pytest.raises(PluginError) as caught:
+            check_device(registry, name)
+        assert str(caught.value).startswith(
+            "device 'acme' of acme 1.0: Acme.surely_absent raised OSError: no library; "
+        )
+
+
+class Odd(Other):
+    """Answers what it is given."""
+
+    here: ClassVar[torch.device] = torch.device("meta")
+    room: ClassVar[tuple[int, int] | None] = None
+
+    @classmethod
+    def take(cls, index: int | None) -> torch.device:
+        return cls.here
+
+    def memory(self) -> tuple[int, int] | None:
+        return self.room
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("here", "cpu", r"^device 'odd' of x 1: take\(None\) returned 'cpu'; return a torch\.device$"),
+        ("room", 5, r"^device 'odd' of x 1: memory\(\) returned 5; return free and total bytes, or None$"),
+        ("room", (9, 5), r"^device 'odd' of x 1: memory\(\) returned \(9, 5\); return"),
+    ],
+)
+def test_answers_that_cannot_be(name: str, value: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line names the plugin, the method and what it is to return."""
+    monkeypatch.setattr(devices, "CLASSES", dict(CLASSES))
+    monkeypatch.setattr(Odd, name, value)
+    with pytest.raises(PluginError, match=message):
+        take(Odd, EngineSettings(model_path="demo"), who="device 'odd' of x 1")
+    device_of.cache_clear()
+
+
+def test_none_of_a_device_is_here() -> None:
+    """The line names the device; what the ranks want is not the question."""
+    with pytest.raises(ConfigError, match=r"^--device acme: no device of it is here; give --device cpu"):
+        check_devices(EngineSettings(model_path="demo", device="acme"), 0, None)
 
 
 @pytest.mark.parametrize("config", [{"num_attention_heads": 8}, {"text_config": {"num_attention_heads": 8}}])

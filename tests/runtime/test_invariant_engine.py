@@ -14,12 +14,14 @@ from fake_graphs import add_graphs
 from test_sharing_engine import answers
 
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
+from dovetail.contracts.kernels import KernelSet
 from dovetail.engine.core import EngineCore
 from dovetail.executor.local import LocalExecutor
 from dovetail.messages import SamplerParams
 from dovetail.plugins import load
 from dovetail.runtime.device.device_state import RowParams
 from dovetail.text.tokenizer.ends import end_ids
+from dovetail_backends.kernels.triton import TritonKernels
 from dovetail_backends.triton import TritonBackend
 from dovetail_testing import check_class, conformance_class
 from dovetail_testing.engine import make_core, make_plans
@@ -43,9 +45,28 @@ def test_the_kit_finds_equal_bits(check: str, keeps_bits: bool) -> None:
     assert "1 passed" in report.text()
 
 
-def test_an_engine_answers_alike_in_any_company(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LATENT: dict[str, Any] = {
+    **{"q_lora_rank": 24, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16},
+    **{"num_key_value_heads": 4, "head_dim": 8, "moe_intermediate_size": 40, "n_routed_experts": 8, "n_group": 4},
+    **{"n_shared_experts": 1, "num_experts_per_tok": 3, "topk_group": 2, "first_k_dense_replace": 1},
+}
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "dense": ("LlamaForCausalLM", {"head_dim": 16}),
+    "packed experts": ("Qwen3MoeForCausalLM", EXPERTS),
+    "latent": ("DeepseekV3ForCausalLM", LATENT),
+}
+
+
+@pytest.mark.parametrize("which", ["dense", pytest.param("packed experts", marks=pytest.mark.full), "latent"])
+def test_an_engine_answers_alike_in_any_company(which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request alone and eagerly, and all at once in graphs, behind a common prefix, in small chunks."""
-    folder = make_model(tmp_path, "LlamaForCausalLM", num_hidden_layers=1, head_dim=16)
+    architecture, shape = SHAPES[which]
+    folder = make_model(tmp_path, architecture, num_hidden_layers=1, **shape)
+    more: dict[str, Any] = {}
+    if which == "packed experts":  # all in fp8, which a GPU keeps packed, by kernels for one
+        more = {"quantization": "fp8", "kernels": "triton"}
+        monkeypatch.setattr(TritonKernels, "keeps_packed", KernelSet.keeps_packed)
     rng = random.Random(5)
     start = [rng.randrange(190) for _ in range(32)]
     prompts = [start + [rng.randrange(190) for _ in range(1 + 9 * i)] for i in range(4)]
@@ -55,7 +76,7 @@ def test_an_engine_answers_alike_in_any_company(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(TritonBackend, "caps", OnCpu.caps)
     monkeypatch.setattr("dovetail.plugins.plan._why_not", lambda record, device: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
-    small: dict[str, Any] = {"attention_backend": "triton", "batch_invariant": True, "max_total_tokens": 1024}
+    small: dict[str, Any] = {"attention_backend": "triton", "batch_invariant": True, "max_total_tokens": 1024, **more}
     alone = []
     for prompt, asked in zip(prompts, params, strict=True):
         alone += answers(make_core(folder, **small), [prompt], [asked])
@@ -64,6 +85,8 @@ def test_an_engine_answers_alike_in_any_company(tmp_path: Path, monkeypatch: pyt
     executor = LocalExecutor(settings, plugins)
     backend: Any = executor.runner.attention
     assert (backend.batch_invariant, backend.prefix_group) == (True, 0)
+    served = {use.operation.split()[0]: use.served[0][2] for use in executor.runner.kernels.table}
+    assert more == {} or (served["packed_experts"], served["packed_norm_linear"]) == ("triton", "triton")
     add_graphs(executor, max_requests=4, prefill=False)
     assert (
         answers(

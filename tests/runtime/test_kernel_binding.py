@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -126,7 +126,7 @@ def test_who_packs_takes_all_rows_and_can_pack() -> None:
         PluginError, match=r"kernels 'a' of x 1: it claims rows \(1, 4\) of packed_linear .* all of them"
     ):
         binder(Some("packed_linear", 1.0, (1, 4))).bind(ask)
-    with pytest.raises(PluginError, match=r"kernels 'a' of x 1: make.*; give it keeps and pack: PackedKernel"):
+    with pytest.raises(PluginError, match=rf"kernels 'a' of x 1: make.*needs keeps and pack; {REMEDY}$"):
         binder(Some("packed_linear", 1.0)).bind(ask)
 
 
@@ -198,12 +198,21 @@ class Odd(Some):
         return True
 
 
+REMEDY = "leave it out of --kernels, or report this to its author"
 REFUSED = {
+    "claims rows in words": (
+        Some("rms_norm", 1.0, cast(Any, "all")),
+        "serves(rms_norm H=8) claims rows 'all'; give the fewest and",
+    ),
+    "claims one number": (
+        Some("rms_norm", 1.0, cast(Any, 16)),
+        "serves(rms_norm H=8) claims rows 16; give the fewest and the most",
+    ),
     "claims rows that nobody asks for": (Some("rms_norm", 1.0, (-1, 3)), "of x 1: it claims rows (-1, 3) of rms_norm"),
     "answers nothing": (Odd("rms_norm", 1.0), "serves(rms_norm H=8) returned True; return a Claim, or why not"),
-    "raises": (Raises("rms_norm", 1.0), "serves(rms_norm H=8) raised KeyError: 'x'"),
-    "cannot make it": (Fails("rms_norm", 1.0), "it claims rms_norm H=8 and cannot make it: OSError: no library"),
-    "makes nothing": (Mute("rms_norm", 1.0), "make(rms_norm H=8) returned None, which cannot be called"),
+    "raises": (Raises("rms_norm", 1.0), f"serves(rms_norm H=8) raised KeyError: 'x'; {REMEDY}"),
+    "cannot make it": (Fails("rms_norm", 1.0), f"make(rms_norm H=8) raised OSError: no library; {REMEDY}"),
+    "makes nothing": (Mute("rms_norm", 1.0), f"make(rms_norm H=8) returned None, which cannot be called; {REMEDY}"),
     "overwrites": (Some("rms_norm", 1.0, overwrites=frozenset({"x"})), "rms_norm may overwrite nothing, not x"),
 }
 
@@ -233,6 +242,16 @@ def test_a_set_that_serves_nothing_is_refused() -> None:
         PluginError, match=r"--kernels 'a': .* serves no operation of this model: no rms_norm; leave it"
     ):
         bound.freeze()
+
+
+def test_a_set_for_another_device_is_refused() -> None:
+    """It was named, so it is not left out in silence; Triton's interpreter stands for a device."""
+    some = Some("rms_norm", 1.0)
+    some.devices = frozenset({"cuda"})  # type: ignore[misc]
+    with pytest.raises(PluginError, match=r"^--kernels 'a': kernels 'a' of x 1: it runs on cuda, not on cpu; leave"):
+        binder(some)
+    loaded = [LoadedSet("a", "kernels 'a' of x 1", some, True)]
+    assert callable(KernelBinder(loaded, DeviceView("cpu", is_interpreted=True)).bind(NORM))
 
 
 def test_the_log_says_what_of_a_set_is_used(caplog: pytest.LogCaptureFixture) -> None:
@@ -300,7 +319,7 @@ def test_an_operation_that_is_not_there(op: str, given: dict[str, Any], message:
     [
         (["plain", "triton"], "--kernels 'plain,triton': 'plain' stands alone; give it, or names"),
         (["auto", "triton"], "--kernels 'auto,triton': 'auto' goes last, behind the names; give triton,auto"),
-        (["swift"], "--kernels 'swift': not installed; installed: cpu, triton"),
+        (["swift"], "--kernels 'swift': not installed; installed: cpu, humming, triton"),
     ],
 )
 def test_names_that_cannot_be(given: list[str], message: str) -> None:

@@ -23,13 +23,13 @@ from typing import Any
 from harness import Harness
 from wire import JSON_TYPE, Wire, request
 
-from dovetail.base import imports
 from dovetail.text.chat.budget import FULL
 from dovetail_server.apis.responses.references import ReferencedItems
 from dovetail_server.openapi.examples import BODIES, fill
 from dovetail_server.reading.wire import BodyJob, BodyResult
 from dovetail_server.reading.work import do
 from dovetail_server.serving.served import Served
+from dovetail_server.supervision import imports
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -80,8 +80,8 @@ def test_a_served_name_comes_before_an_alias() -> None:
         served.name("gpt-5", "messages")
 
 
-@pytest.mark.parametrize("given", ["antropic=claude-*", "openai=", "=x"])
-def test_a_mistyped_alias_stops_the_start(given: str) -> None:
+@pytest.mark.parametrize("given", ["antropic=claude-*", "openai=", "=x", '{"a":"b"}', {"gpt-4": "mine"}])
+def test_a_mistyped_alias_stops_the_start(given: Any) -> None:
     """With what is possible."""
     with pytest.raises(ValidationError, match=r"API of: openai, anthropic, sglang"):
         ServeSettings(model_aliases=[given])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from server_tiny import NO_TENSORS, write_model
@@ -17,7 +19,7 @@ from dovetail.demo import MODEL_DIR
 from dovetail.processing.plan import plan_plugins
 from dovetail.processing.prepare import check_model
 from dovetail_server.cli import main as dovetail
-from dovetail_server.cli import serve
+from dovetail_server.cli import options, serve
 from dovetail_server.cli.options import GROUPS, METAVARS, build_parser, has_flag, load_settings, metavar_of, parse_flags
 from dovetail_server.compat.flags import TABLE
 from dovetail_server.settings.serve import ServeSettings
@@ -133,8 +135,9 @@ def test_peers_names_and_spellings_are_accepted() -> None:
 def test_help_without_descriptions_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """An install of compiled files alone has no docstrings to describe settings with: help and start say so."""
     assert "Python sources" not in parse_flags(["--help"])
-    for field in ServeSettings.model_fields.values():
-        monkeypatch.setattr(field, "description", None)
+    monkeypatch.setattr(inspect, "getsource", Mock(side_effect=OSError))
+    monkeypatch.setattr(inspect, "getsourcefile", lambda of: "/not/there.py")
+    monkeypatch.setattr(options, "descriptions", options.descriptions.__wrapped__)
     assert "without its Python sources" in " ".join(str(parse_flags(["--help"])).split())
     assert any("without its Python sources" in note for note in load_settings({}).auto_notes)
 

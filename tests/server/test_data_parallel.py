@@ -20,7 +20,6 @@ from gateway_process import ADMIN, KEY, OTHER, RESUME, Served, chat
 from spelled import ask, spellings, websocket
 
 pytest.importorskip("smg", reason="needs dovetail-llm[gateway]")
-pytestmark = pytest.mark.timeout(240)
 
 GROUPS, PER_GROUP, IN_FLIGHT = 13, 5, 4
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 from harness import Harness
+from msgspec import structs
 from pydantic import SecretStr
 from seeing_server import PAD, SeeingHarness, part, write_seeing_model
 from server_tiny import write_model
@@ -29,7 +32,7 @@ from dovetail_server.serving.early import EarlyPrefill
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 WORDS = "some words of a text " * 5000
 """As many tokens as characters."""
-CONTEXT = 1 << 18
+CONTEXT, CHUNK = 1 << 18, 8192
 
 
 def write_cuttable(folder: Path) -> Path:
@@ -144,6 +147,53 @@ def test_a_prompt_that_turns_out_too_long_is_refused_as_ever(stream: bool, fresh
     assert fresh.engine.aborted == [""] * len(early)
 
 
+def weigh(server: Harness, monkeypatch: pytest.MonkeyPatch, weight_bytes: int) -> None:
+    """Have the engine tell of steps of 8,192 tokens, each of which reads so many bytes of weights."""
+    told = structs.replace(server.engine.info, chunk_size=CHUNK, weight_bytes=weight_bytes)
+    monkeypatch.setattr(type(server.engine), "info", property(lambda _: told))
+
+
+def test_steps_that_cost_much_are_filled(fresh: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is worth another step, the prompt takes as many as it does as ids."""
+    weigh(fresh, monkeypatch, 1 << 60)
+    for num in (100_000, 9 * CHUNK + 10, 9 * CHUNK - 10):  # its beginning may have what the last step lacks
+        fresh.reset()
+        assert fresh.post(TEXT, go_on((f"filled {num} " + WORDS)[:num])).status_code == 200
+        early, [asked] = parts(fresh)
+        ends = [0, *(len(one.prompt_ids) for one in early), len(asked.prompt_ids)]
+        assert len(ends) > 2
+        assert sum(-(-(end - start) // CHUNK) for start, end in pairwise(ends)) == -(-ends[-1] // CHUNK)
+
+
+def test_one_is_computed_at_a_time(fresh: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one has all that became known while the engine computed the one before."""
+    weigh(fresh, monkeypatch, 0)
+    fresh.engine.hold.clear()
+    early = EarlyPrefill(fresh.state)
+
+    async def begin(num_calls: int) -> None:
+        for _ in range(num_calls):
+            early.begin([65] * 1000, 50_000, 0.1, 0, "")
+
+    def on_loop(call: Any) -> None:
+        asyncio.run_coroutine_threadsafe(call, fresh.loop).result(60)
+
+    on_loop(begin(1))
+    fresh.eventually(lambda: len(fresh.engine.live) == 1)
+    on_loop(begin(4))
+    assert [len(one.prompt_ids) for one in parts(fresh)[0]] == [1000]
+    fresh.engine.hold.set()
+    fresh.eventually(lambda: [len(one.prompt_ids) for one in parts(fresh)[0]] == [1000, 5000])
+    fresh.eventually(lambda: not fresh.engine.live)
+
+    async def end() -> None:
+        early.admitted()
+        early.close()
+
+    on_loop(end())
+    assert len(parts(fresh)[0]) == 2
+
+
 def test_it_waits_behind_others(fresh: Harness) -> None:
     """While a request waits for its first token, nothing is computed early."""
     fresh.engine.hold.clear()
@@ -210,7 +260,7 @@ def test_usage_of_a_stream_that_goes_on_is_what_it_was(fresh: Harness, monkeypat
         return int(reply.text.rpartition('"cached_tokens":')[2].partition("}")[0])
 
     with monkeypatch.context() as patch:
-        patch.setattr(EarlyPrefill, "_may_begin", lambda *_: False)
+        patch.setattr(EarlyPrefill, "_next_end", lambda _: 0)
         first = fresh.http.post(fresh.base + TEXT, data=body("first"), headers=who, timeout=60)
         assert cached(first) == 3
     name, mark = first.headers["x-dovetail-journal"], b": dovetail "

@@ -14,7 +14,7 @@ from encoder_server import EncoderServer, write_encoder
 from safetensors.torch import save_file
 
 from dovetail.contracts.errors import RequestError
-from dovetail.offline.llm import LLM
+from dovetail_offline.llm import LLM
 
 TEXTS = ["hello there", "A cat", "", "x y " * 60]
 ACTIVATIONS = {"Tanh": torch.tanh, "Identity": lambda x: x, "ReLU": torch.relu, "Sigmoid": torch.sigmoid}

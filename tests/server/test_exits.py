@@ -85,7 +85,7 @@ def test_an_end_by_c_code_is_in_the_log(way: str) -> None:
         "with tempfile.TemporaryDirectory() as folder:\n"
         "    path = os.path.join(folder, 'engine.sock')\n"
         "    wire = socket.socket(socket.AF_UNIX); wire.bind(path); wire.listen()\n"
-        "    engine = subprocess.Popen([sys.executable, '-m', 'dovetail.client.engine_main', path])\n"
+        "    engine = subprocess.Popen([sys.executable, '-m', 'dovetail_server.supervision.engine_main', path])\n"
         "    end, _ = wire.accept()\n"
         f"ctypes.CDLL(None).{way}(0)\n"
     )

@@ -22,7 +22,6 @@ from dovetail_server.relay import replies
 from dovetail_server.relay.replies import ResponseBuffer
 
 pytest.importorskip("smg", reason="needs dovetail-llm[gateway]")
-pytestmark = pytest.mark.timeout(240)
 MB = 1 << 20
 
 

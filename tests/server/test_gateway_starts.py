@@ -30,8 +30,6 @@ from dovetail_server.gateway.run import Gateway
 from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.supervision.supervisor import Supervisor
 
-pytestmark = pytest.mark.timeout(240)
-
 
 class Scripted(Child):
     """A worker whose process ends, or cannot be started, as a list says."""

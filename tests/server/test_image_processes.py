@@ -90,14 +90,19 @@ def test_a_process_decodes_a_bounded_number_of_requests(server: SeeingHarness) -
 
 
 def test_several_threads_make_what_one_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server with many cores has the same digest and arrays of an image as another."""
+    """A server with many cores has the same digest and arrays of an image as another.
+
+    It has them where its tokenizer may have one thread, too: their number says nothing of images.
+    """
     folder, found = write_seeing_model(tmp_path), []
     noise = np.random.default_rng(3).integers(0, 256, (400, 500, 3), np.uint8)
     file = io.BytesIO()
     Image.fromarray(noise).save(file, "PNG")
-    for number in ("1", str(MANY_THREADS)):
-        monkeypatch.setenv("RAYON_NUM_THREADS", number)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    for number in (1, MANY_THREADS):
+        monkeypatch.setattr("dovetail_server.reading.context.num_cores", lambda number=number: number)
         server = SeeingHarness(folder, context_len=4096)
+        server.state.bodies.pids = pids = Pids()
         try:
 
             def watch(submit: Submit, server: SeeingHarness = server) -> list[int]:
@@ -108,6 +113,7 @@ def test_several_threads_make_what_one_makes(tmp_path: Path, monkeypatch: pytest
 
             server.engine.script = watch
             assert images_asked(server, part(data_url(file.getvalue()))).status_code == 200
+            assert (len(os.listdir(f"/proc/{pids.all[-1]}/task")) > MANY_THREADS - 1) is (number > 1)
         finally:
             server.close()
     assert found[0] == found[1]

@@ -135,6 +135,12 @@ def test_generate(server: SeeingHarness) -> None:
     reply = server.post("/generate", {"text": [f"{PAD}a", "b"], "image_data": [[DOG], None]})
     assert reply.status_code == 200, reply.text
     assert [len(submit.media) for submit in server.engine.submits[-2:]] == [1, 0]
+    for none in ([], [None]):
+        reply = server.post("/generate", {"text": "no place", "image_data": none})
+        assert (reply.status_code, submitted(server).media) == (200, ()), reply.text
+    reply = server.post("/generate", {"text": [f"{PAD}a", "b"], "image_data": [[None, DOG], []]})
+    assert reply.status_code == 200, reply.text
+    assert [len(submit.media) for submit in server.engine.submits[-2:]] == [1, 0]
     error = server.post("/generate", {"text": "no place", "image_data": CAT}).json()["error"]
     assert (error["param"], "0 image placeholders for 1 images" in error["message"]) == ("text", True)
     assert f"write {PAD} once for each image" in error["message"]
@@ -203,6 +209,17 @@ def test_uploaded_files(server: SeeingHarness) -> None:
     reply = server.post("/v1/responses", {"model": "tiny", "input": [item]})
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "image_file_not_found")
     assert reply.json()["error"]["param"] == "input[0].content[0]"
+
+
+@pytest.mark.parametrize("fields", [{}, {"truncation": "auto"}], ids=["whole", "shortened"])
+def test_an_image_of_an_earlier_turn_that_is_gone(server: SeeingHarness, fields: dict[str, str]) -> None:
+    """The error names a field that the request has: messages are the chat API's."""
+    for image in ({"file_id": "file-none"}, {"image_url": "data:image/png;base64,aGk="}):
+        item = {"type": "message", "role": "user", "content": [{"type": "input_image", **image}]}
+        conversation = server.post("/v1/conversations", {"items": [item]}).json()["id"]
+        body = {"model": "tiny", "conversation": conversation, "input": "more", **fields}
+        error = server.post("/v1/responses", body).json()["error"]
+        assert (error["param"], error["message"].partition(": ")[0]) == ("input", "input"), error
 
 
 def test_local_files(server: SeeingHarness, seeing_folder: Path) -> None:

@@ -30,9 +30,10 @@ def test_info_shows_the_choice_and_its_reason(capsys: pytest.CaptureFixture[str]
     assert facts["reasoning_parser"]["name"] == facts["tool_parser"]["name"] == "glm45"
     assert facts["chat_template"]["thinking"]["no switch"] == "thinks at once"
     installed = {one["name"]: one for one in facts["kernel_sets"]}
-    assert {name: sorted(one["claims"]) for name, one in installed.items()} == {"cpu": ["cpu"], "triton": ["cuda"]}
+    claims = {name: sorted(one["claims"]) for name, one in installed.items()}
+    assert claims == {"cpu": ["cpu"], "humming": ["cuda"], "triton": ["cuda"]}
     assert "rms_norm" in installed["triton"]["claims"]["cuda"]
-    assert re.search(r"\n  triton  dovetail-llm \S+ +cuda +rms_norm, ", shown)
+    assert re.search(r"\n  triton +dovetail-llm \S+ +cuda +rms_norm, ", shown)
     if not torch.cuda.is_available():
         assert "kernels            cpu: mask_logits" in shown
         assert (facts["kernels"]["mask_logits"], facts["kernels"]["rms_norm"]) == ("cpu", "plain")

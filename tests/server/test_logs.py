@@ -90,7 +90,7 @@ def test_the_engine_logs_at_the_level_of_the_server(folder: Path, tmp_path: Path
     """`--log-level` reaches the engine's process."""
     program = tmp_path / "engine.py"
     program.write_text(
-        "import sys\nfrom pathlib import Path\nfrom dovetail.engine.wire import SocketTransport\n"
+        "import sys\nfrom pathlib import Path\nfrom dovetail_server.supervision.wire import SocketTransport\n"
         "from dovetail.messages import EngineFailed\ntransport = SocketTransport(Path(sys.argv[1]))\n"
         "transport.send(EngineFailed(transport.receive_start().log_level, user_error=False))\n"
     )

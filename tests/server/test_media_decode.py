@@ -26,14 +26,18 @@ def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
     return file.getvalue()
 
 
-def png_of(width: int, height: int, data: bytes = b"", depth: int = 8, colour: int = 2) -> bytes:
+def png_of(
+    width: int, height: int, data: bytes = b"", depth: int = 8, colour: int = 2, transparent: bytes = b""
+) -> bytes:
     """A PNG that claims a size."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
     head = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+    more = chunk(b"tRNS", transparent) if transparent else b""
+    rest = chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + more + rest
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
@@ -102,6 +106,16 @@ def test_damaged_metadata_is_no_damaged_image(kind: str) -> None:
 def test_modes(mode: str, colour: Any, seen: tuple[int, int, int]) -> None:
     """Transparent pixels lie over white, and greys of 16 bits keep their upper ones."""
     assert decoded(encoded(Image.new(mode, (3, 3), colour), "PNG")).getpixel((1, 1)) == seen
+
+
+@pytest.mark.parametrize("clear", [0x1234, 7, 0xFFFF, None])
+def test_greys_of_16_bits_with_a_transparent_one(clear: int | None) -> None:
+    """It alone is white; a grey with the same upper bits is not."""
+    greys = [0x1234, 0x1235, 7, 0x0700, 0xFFFE]
+    rows = b"\0" + struct.pack(">5H", *greys)
+    image = decoded(png_of(5, 1, rows, 16, 0, b"" if clear is None else struct.pack(">H", clear)))
+    want = [255 if grey == clear else grey >> 8 for grey in greys]
+    assert [image.getpixel((at, 0)) for at in range(5)] == [(level,) * 3 for level in want]
 
 
 def test_a_palette_with_a_transparent_colour() -> None:
@@ -192,6 +206,12 @@ def test_base64_as_browsers_read_it(text: str) -> None:
     assert data_of(f"data:image/png;base64,{text}") == b"hello"
 
 
+@pytest.mark.parametrize("head", ["image/png; base64", "image/png ;BASE64 ", ";base64", "image/png;name=a.png;base64"])
+def test_heads_as_browsers_read_them(head: str) -> None:
+    """There may be spaces around words, and what stands behind # is no data."""
+    assert data_of(f"data:{head},aGVsbG8=#page") == b"hello"
+
+
 @pytest.mark.parametrize("head", [b"\x89PNG\r\n\x1a\n\0\0", b"RIFF\0\0\0\0WEBP", b"GIF89a\0"])
 def test_no_address_of_the_process(head: bytes) -> None:
     """Pillow says where in memory the data lies; clients are not told."""
@@ -246,6 +266,8 @@ def test_local_files(tmp_path: Path) -> None:
         ({"type": "input_image", "image_url": "u", "detail": "auto"}, ("u", "")),
         ({"type": "input_image", "file_id": "f"}, ("", "f")),
         ({"type": "image", "image": "u"}, ("u", "")),
+        ({"type": "image", "url": "u", "detail": None}, ("u", "")),
+        ({"type": "image_url", "file_id": "f"}, ("", "f")),
     ],
 )
 def test_parts(part: dict[str, Any], key: tuple[str, str]) -> None:
@@ -263,6 +285,11 @@ def test_parts(part: dict[str, Any], key: tuple[str, str]) -> None:
         {"type": "image_url", "image_url": ["u"]},
         {"type": "image_url", "image_url": {"url": "u", "detail": "huge"}},
         {"type": "image_url", "image_url": {"url": "u", "detail": ["low"]}},
+        {"type": "image_url", "image_url": {"url": "u", "detail": []}},
+        {"type": "image_url", "image_url": "u", "detail": {}},
+        {"type": "image_url", "image_url": "u", "url": "v"},
+        {"type": "image_url", "image_url": {"url": "u"}, "file_id": "f"},
+        {"type": "image", "image": "u", "url": "v"},
         {"type": "input_image", "image_url": "u", "file_id": "f"},
         {"type": "input_image", "file_id": {}},
         {"type": "image", "image": None},

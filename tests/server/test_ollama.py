@@ -30,8 +30,6 @@ WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
 COLD = {"temperature": 0, "num_predict": 60}
 APIS = ("--apis", "openai,anthropic,sglang,ollama", "--random-seed", "1", "--num-threads", "1")
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

@@ -16,7 +16,6 @@ from gateway_process import Served
 from dovetail_server.cli import gateway
 
 pytest.importorskip("smg", reason="needs dovetail-llm[gateway]")
-pytestmark = pytest.mark.timeout(240)
 SAY, ANY = "/bad/say", "/bad/any"
 FLAGS = ("--apis", "openai,hostile", "--resume-key", "again")
 SLOW = ("sleep", "loop")

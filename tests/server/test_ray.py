@@ -17,7 +17,7 @@ from gateway_process import chat
 from ray_process import RayServed
 
 pytest.importorskip("ray", reason="needs dovetail-llm[ray]")
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 KEY, OTHER = "first-key", "second-key"
 HEADERS = {"authorization": f"Bearer {KEY}"}

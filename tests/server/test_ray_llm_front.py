@@ -99,7 +99,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_rays_own_front_answers(path: Path, tmp_path: Path) -> None:
     """Whole replies, streams, the models' list, and errors in Ray's words."""
     model = {

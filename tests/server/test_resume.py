@@ -23,7 +23,6 @@ from dovetail_server.relay.replies import StreamBuffer
 from dovetail_server.serving.sse import error_event
 
 pytest.importorskip("smg", reason="needs dovetail-llm[gateway]")
-pytestmark = pytest.mark.timeout(240)
 PREFIX = b": dovetail "
 QUESTION = [{"role": "user", "content": "Count from one to twenty, then say what the capital of France is."}]
 TOOL = {

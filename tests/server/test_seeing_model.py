@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from families import SECTIONS, SIZES, perturb
 from seeing import VISION
 
-pytestmark = pytest.mark.timeout(240)
 NUM = 12
 
 

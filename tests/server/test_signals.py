@@ -192,7 +192,7 @@ def test_the_engine_leaves_when_its_client_is_killed_in_the_middle_of_a_long_ste
     listener.bind(str(path))
     listener.listen()
     code = (
-        "import sys, time; from pathlib import Path; from dovetail.engine.wire import SocketTransport\n"
+        "import sys, time; from pathlib import Path; from dovetail_server.supervision.wire import SocketTransport\n"
         "transport = SocketTransport(Path(sys.argv[1])); transport.exit_without_client(); time.sleep(600)"
     )
     engine = subprocess.Popen([sys.executable, "-c", code, str(path)])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from exchanges import error_of
 from harness import Harness
 from replies import fold_response, response_events, strict_response, text_of
@@ -21,6 +24,7 @@ from dovetail_server.apis.responses.background import (
     BackgroundResponses,
     LiveResponse,
 )
+from dovetail_server.storage import database
 from dovetail_server.supervision.supervisor import Supervisor
 
 
@@ -52,6 +56,27 @@ def test_what_is_not_to_be_stored_is_not(harness: Harness) -> None:
     body = {"model": "tiny", "input": "hi", "store": False, "stream": True}
     last = response_events(harness.post("/v1/responses", body))[-1]["response"]
     assert harness.get(f"/v1/responses/{last['id']}").status_code == 404
+
+
+def test_a_locked_database_refuses_what_asks_to_be_stored(
+    make_harness: Callable[..., Harness], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is generated, and all at once; what does not ask for it is returned, not stored."""
+    monkeypatch.setattr(database, "BUSY_S", 0.3)
+    server = make_harness(file_storage_path=tmp_path)
+    assert ask(server, store=True)["store"] is True
+    num = len(server.engine.submits)
+    with contextlib.closing(sqlite3.connect(next(tmp_path.rglob("dovetail.db")), isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        began = time.monotonic()
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda _: refused(server, 503, store=True), range(8)))
+        assert {error["type"] for error in found} == {"server_error"}
+        assert time.monotonic() - began < 3
+        assert len(server.engine.submits) == num
+        assert ask(server)["store"] is False
+        other.execute("ROLLBACK")
+    assert ask(server, store=True)["store"] is True
 
 
 def test_a_server_can_store_nothing(make_harness: Callable[..., Harness], tmp_path: Path) -> None:

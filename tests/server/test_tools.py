@@ -10,9 +10,12 @@ import pytest
 from exchanges import error_of, events, fold_chat
 from harness import Harness
 
-from dovetail.contracts.errors import RequestError
+from dovetail.contracts import FormatSpec, ReasoningParser, TemplateView, TokenizerView
+from dovetail.contracts.errors import PluginError, RequestError
+from dovetail.contracts.reasoning import ParserRequest
 from dovetail.processing.prepare import prepare
 from dovetail.processing.processor import Processor
+from dovetail.text.parsing.fitted import GuardedReasoning
 from dovetail_server.apis.parsing.schema import ParseFunctionCallRequest, SeparateReasoningRequest
 from dovetail_server.apis.parsing.serve import installed, parse_calls, separate_reasoning
 from dovetail_server.settings.serve import ServeSettings
@@ -182,6 +185,55 @@ class T(ToolParser):
             separate_reasoning(text, SeparateReasoningRequest(text="x", reasoning_parser="other-r"))
     finally:
         installed.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "said"),
+    [
+        (
+            "reasoning_parser",
+            "def spec(self, *args): raise ValueError('no markers')",
+            "spec() failed: ValueError: no markers",
+        ),
+        ("reasoning_parser", "def spec(self, *args): return None", "spec() returned None, not a FormatSpec"),
+        ("tool_call_parser", "def extend(self, *args): return {}['x']", "extend() failed: KeyError: 'x'"),
+    ],
+)
+def test_a_parser_that_declares_no_format_stops_the_start(
+    dovetail_site: FakeSite, kind: str, source: str, said: str
+) -> None:
+    """With its kind, name and package, and what it raised or returned."""
+    base, group = {
+        "reasoning_parser": ("ReasoningParser", "dovetail.reasoning_parsers.v1"),
+        "tool_call_parser": ("ToolParser", "dovetail.tool_parsers.v1"),
+    }[kind]
+    code = f"from dovetail.contracts import {base}\nclass P({base}):\n    {source}\n"
+    dovetail_site.add("acme", "1.0", {group: {"acme-p": "acme_faulty:P"}}, {"acme_faulty.py": code})
+    made = prepare(ServeSettings.model_validate({kind: "acme-p", "device": "cpu"}))
+    with pytest.raises(PluginError) as caught:
+        Processor.load(made.settings, made.plan, made.model)
+    assert str(caught.value) == f"{kind.replace('_call', '')} 'acme-p' of acme 1.0: {said}"
+
+
+class Moody(ReasoningParser):
+    """Fails for some requests only."""
+
+    def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
+        """Declare nothing, or fail."""
+        if request.template_kwargs.get("mood"):
+            raise ValueError("bad mood")
+        return FormatSpec()
+
+
+def test_a_parser_that_fails_in_a_request_is_named(make_harness: Callable[..., Harness]) -> None:
+    """The client and the log learn whose fault it is."""
+    moody = GuardedReasoning(Moody(), "reasoning_parser 'moody' of acme 1.0")
+    harness = make_harness(reasoning=moody)
+    assert harness.post(CHAT, body()).status_code == 200
+    reply = harness.post(CHAT, body(chat_template_kwargs={"mood": True}))
+    assert reply.status_code == 500
+    text = "reasoning_parser 'moody' of acme 1.0: spec() failed: ValueError: bad mood"
+    assert reply.json()["error"]["message"] == text
 
 
 def test_gpt_oss_over_http(make_harness: Callable[..., Harness]) -> None:

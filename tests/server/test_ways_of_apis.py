@@ -32,7 +32,6 @@ IN_THREAD = {
     "response_format": {"type": "json_object"},
 }
 """What makes the server prepare a request in a thread."""
-pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")

@@ -311,7 +311,6 @@ def test_other_databases_are_refused(url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(240)
 def test_workers_behind_one_address_share_it(postgres: Postgres, tmp_path: Path) -> None:
     """`--data-parallel-size 2`: a batch survives `kill -9` of a worker, each id once; all of them know every file."""
     pytest.importorskip("smg", reason="needs dovetail-llm[gateway]")

@@ -298,6 +298,10 @@ MARKS = {
         find_spec("flash_attn") is None,
         reason="FlashAttention-4 is not installed; tests/backends/test_fa4.py runs the kit on a stand-in",
     ),
+    "kernels-humming": pytest.mark.skipif(
+        find_spec("humming") is None,
+        reason="humming-kernels is not installed; tests/layers/test_humming.py has a stand-in",
+    ),
 }
 """Built-ins that cannot run everywhere."""
 

@@ -6,14 +6,26 @@ import inspect
 import io
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import dovetail_testing as kit
+from dovetail.contracts import FormatSpec, GrammarSpec, ToolFormat, ToolParser
 from dovetail.contracts.errors import ConfigError
 from dovetail.plugins import KINDS, hookspecs
-from dovetail_testing import ReasoningParserConformance, check_class, conformance_class, run_conformance
+from dovetail.sdk.formats.call_grammar import calls_grammar, name_of
+from dovetail.sdk.formats.json_calls import JsonCalls
+from dovetail_testing import (
+    ReasoningParserConformance,
+    ToolParserConformance,
+    check_class,
+    conformance_class,
+    run_conformance,
+)
 
 ROOT = Path(__file__).parents[2]
 HOOKS = [name for name, f in vars(hookspecs).items() if inspect.isfunction(f) and name.startswith("dovetail_")]
@@ -121,6 +133,31 @@ def test_running_by_hand_names_what_is_wrong() -> None:
     stream = io.StringIO()
     assert run_conformance("tool_parser", "hermes-9", stream=stream) == 1
     assert "--tool-call-parser 'hermes-9': not installed; installed:" in stream.getvalue()
+
+
+class Own(ToolParser):
+    """One whose grammar is made of the request's tools."""
+
+    def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
+        return replace(spec, tools=ToolFormat("<do>", "</do>", body=JsonCalls))
+
+    def grammar(self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool) -> GrammarSpec:
+        return calls_grammar(
+            tools,
+            choice,
+            parallel,
+            lambda tool: (f"<do>{name_of(tool)}", {"type": "any_text"}, "</do>"),
+            trigger="<do>",
+        )
+
+
+def test_a_choice_names_one_of_the_tools_that_a_class_gives() -> None:
+    """A parser is not asked for a tool that the request does not have."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    attributes = {"plugin_class": Own, "tools": (tool,), "samples": []}
+    cls = type("TestOwn", (ToolParserConformance,), {**attributes, "__module__": __name__})
+    report = check_class(cls, "every_tool_choice")
+    assert report.passed, report.text()
 
 
 def test_wrong_arguments_are_named() -> None:

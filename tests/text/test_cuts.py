@@ -244,7 +244,7 @@ def test_a_long_text_is_the_same_with_what_stands_around_it(special: bool) -> No
 @pytest.mark.parametrize("name", KNOWN)
 @pytest.mark.parametrize("special", [True, False])
 def test_beginnings_are_what_the_whole_begins_with(name: str, special: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of random texts, each twice as long as the one before, never all; with a first token that is configured, too."""
+    """Of random texts, ever longer ones, never all, and about how many; with a first token that is configured, too."""
     monkeypatch.setattr("dovetail.text.tokenizer.tokenizer.PIECE", 4)
     monkeypatch.setattr("dovetail.text.tokenizer.tokenizer.WHOLE", 16)
     monkeypatch.setattr(cuts, "PIECE", 4)
@@ -255,10 +255,17 @@ def test_beginnings_are_what_the_whole_begins_with(name: str, special: bool, mon
         tokenizer = Tokenizer(backend, TokenizerFiles(tokenizer_config=config))
         for text in texts(2, 30):
             begun: list[list[int]] = []
-            whole = tokenizer.encode(text, add_special_tokens=special, begun=begun.append)
+            abouts: list[int] = []
+
+            def note(ids: list[int], num_about: int) -> None:
+                begun.append(ids[:])  # noqa: B023
+                abouts.append(num_about)  # noqa: B023
+
+            whole = tokenizer.encode(text, add_special_tokens=special, begun=note)
             assert whole == tokenizer.encode(text, add_special_tokens=special)
             assert all(whole[: len(ids)] == ids for ids in begun)
-            assert all(len(after) >= 2 * len(before) for before, after in pairwise(begun))
+            assert all(len(after) > len(before) for before, after in pairwise(begun))
+            assert all(len(ids) < num <= 4 * len(whole) for ids, num in zip(begun, abouts, strict=True))
             assert not begun or len(begun[-1]) < len(whole)
             num_begun += len(begun)
             assert not special or config is not bos or whole[0] == backend.token_to_id(MARKS[0])

@@ -296,3 +296,18 @@ def test_thinking_that_is_shown_stays_in_the_content(separate: bool) -> None:
         events += stream.feed_ids([], Finish("stop"))
         assert (stream.content, stream.reasoning) == (content, None)
         assert "".join(event.text for event in events if isinstance(event, ContentDelta)) == content
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_pieces_of_one_calls_arguments_are_joined(byte_level: Tokenizer, size: int) -> None:
+    """What came together of a call's arguments is one event, never joined with those of another call."""
+    stream = OutputStream(byte_level, tools=Calls())
+    ids = byte_level.encode(CALL + CALL.replace("Rome", "Oslo"), add_special_tokens=False)
+    steps = [stream.feed_ids(ids[at : at + size]) for at in range(0, len(ids), size)]
+    for events in steps:
+        pieces = [event.index for event in events if isinstance(event, ToolArgs)]
+        assert len(pieces) == len(set(pieces))
+    whole: dict[int, str] = {}
+    for event in (event for events in steps for event in events if isinstance(event, ToolArgs)):
+        whole[event.index] = whole.get(event.index, "") + event.json
+    assert whole == {0: '{"city": "Rome"}', 1: '{"city": "Oslo"}'}

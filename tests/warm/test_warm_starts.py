@@ -159,9 +159,10 @@ def test_pytest_is_pytest(is_forked: bool, tmp_path: Path) -> None:
     assert f"assert [{is_forked}] == [None]" in done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_full", [False, True])
 def test_processes_that_run_tests_beside_others_are_forked(tmp_path: Path, is_full: bool) -> None:
-    """Those of pytest-xdist, with all that tests import; `--full` starts them."""
+    """Those of pytest-xdist, with all that tests import, whatever threads the caller asks for; `--full` starts them."""
     (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text("utf-8"), "utf-8")
     (tmp_path / "warm").symlink_to(TESTS / "warm")
     (tmp_path / "test_it.py").write_text(
@@ -170,10 +171,12 @@ def test_processes_that_run_tests_beside_others_are_forked(tmp_path: Path, is_fu
     options = ["-q", "-p", "no:cacheprovider", "-n", "1", "-c", str(TESTS.parent / "pyproject.toml")]
     command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), "test_it.py"]
     command += ["--full"] if is_full else []
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    env = os.environ | {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.full
 def test_another_environment_has_a_template_of_its_own(forked: None, starts: WarmStarts, tmp_path: Path) -> None:
     """It imports from there, as what it starts does; an interpreter that was not added is started."""
     venv.create(tmp_path / "env", with_pip=False)

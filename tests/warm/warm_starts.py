@@ -44,7 +44,7 @@ from typing import Any
 
 MODULES = {
     "dovetail",
-    "dovetail.client.engine_main",
+    "dovetail_server.supervision.engine_main",
     "dovetail.executor.rank_main",
     "dovetail.grammar.compile.child",
     "dovetail.launch_server",
@@ -62,7 +62,7 @@ CODE = str(Path(__file__).with_name("run_code.py"))
 """What `python` runs in place of `-c`, where nothing depends on what is imported already."""
 PRELOAD = (
     "anthropic",
-    "dovetail.client.engine_main",
+    "dovetail_server.supervision.engine_main",
     "dovetail.client.launch",
     "dovetail.executor.rank_main",
     "dovetail.grammar.compile.child",

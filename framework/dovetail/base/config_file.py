@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel
 
 from dovetail.contracts.errors import ConfigError
@@ -37,6 +35,10 @@ def read_config(
     Raises:
         ConfigError: The file is missing, is not a mapping, or gives one setting under two names.
     """
+    import tomllib
+
+    import yaml
+
     try:
         text = path.read_text("utf-8")
         data = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)

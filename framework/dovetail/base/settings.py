@@ -79,15 +79,10 @@ def setting(default: Any = ..., *aliases: str, common: bool = False, has_flag: b
 
 
 class Settings(BaseModel):
-    """Fields that their docstrings describe, in `--help` and in the documentation."""
+    """Fields that their docstrings describe, in `--help` and in the documentation.
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Make one line of each docstring."""
-        for field in cls.model_fields.values():
-            field.description = " ".join((field.description or "").split())
+    Those read them from the sources: with pydantic's `use_attribute_docstrings` every start would parse these.
+    """
 
 
 class EngineSettings(Settings):

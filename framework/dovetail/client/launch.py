@@ -11,7 +11,7 @@ from dovetail.checkpoint.formats import Formats
 from dovetail.contracts.errors import DovetailError
 from dovetail.engine.core import EngineCore
 from dovetail.engine.first_requests import serve_first
-from dovetail.engine.stall_logger import EARLY
+from dovetail.engine.loop import EARLY
 from dovetail.executor.group import STEP_S, GroupExecutor
 from dovetail.executor.local import LocalExecutor
 from dovetail.grammar.compile.early import EarlyTokenizer

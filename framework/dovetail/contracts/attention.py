@@ -243,7 +243,8 @@ class AttentionBackend(Configurable, ABC):
 
     Order of calls in a step: `plan` (or `plan_in_graph`) once, then for every layer `write_kv` and one `forward_*`;
     `forward_decode_qkv` stands for both where a batch only decodes and the backend serves it, `forward_extend_latent`
-    for `forward_extend`. Of layers that are not causal, `forward_extend` alone is called, with whole prompts.
+    for `forward_extend`, and `forward_latent` for any of them. Of layers that are not causal, `forward_extend` alone is
+    called, with whole prompts.
     """
 
     caps: AttentionCaps
@@ -387,6 +388,27 @@ class AttentionBackend(Configurable, ABC):
             layer: The layer's facts; all rows are in the pool, also this step's.
             batch: The whole batch; `T'` starts at token `num_decode`.
             out: `[T', Hq, V]`, written in full if the backend serves.
+
+        Returns:
+            Whether it has done everything. The default does nothing and declines.
+        """
+        return False
+
+    def forward_latent(
+        self, q: Tensor, queries: Tensor, heads: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> bool:
+        """Serve all tokens of a latent layer in the absorbed form, with the products around it, or decline.
+
+        Offered after `write_kv` where `batch_invariant` is set, in graphs too: what a library multiplies for heads may
+        depend on the number of rows. Letters are those of `forward_extend_latent`.
+
+        Args:
+            q: `[T, Hq, N + D - Dv]`, of which the first N are read.
+            queries: `[T, Hq, D]`, whose last `D - Dv` numbers are there; the first Dv are the backend's to write.
+            heads: `[Hq, N + V, Dv]`.
+            layer: The layer's facts; all rows are in the pool, also this step's.
+            batch: The whole batch, as `batch_of` returns it.
+            out: `[T, Hq, V]`, written in full if the backend serves.
 
         Returns:
             Whether it has done everything. The default does nothing and declines.

@@ -79,8 +79,8 @@ class Device(Configurable):
         is_host: A call has been computed when it returns, in the host's memory, by its threads.
         captures: It records graphs.
         compiles: Its kernels are compiled at run time, so that a start prepares and tries them.
-        by_rows: What chooses its kernels by the number of rows, so that results depend on the batch: of `experts`,
-            `sums`.
+        by_rows: What chooses its kernels by the number of rows, so that results depend on the batch: `sums` of ranks,
+            or nothing.
         activities: What a profile can record: `CPU`, `GPU`, each with its name in torch's `ProfilerActivity`.
         hides: The environment variable that chooses which devices a process sees; "" where none does.
     """

@@ -138,7 +138,7 @@ class KernelSet(Configurable, ABC):
     """Kernels for some operations on some devices. One object serves a process."""
 
     devices: ClassVar[frozenset[str]] = frozenset()
-    """Kinds of devices that it has kernels for; on others it is not asked."""
+    """Kinds of devices that it has kernels for; on others it is not asked, and a start that names it fails."""
     modules: ClassVar[tuple[str, ...]] = ()
     """Those of kernels that Triton compiles: a worker that compiles ahead imports them early, as that takes seconds."""
 

@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 IDLE_POLL_S = 1.0
 IDLE_TASK_POLL_S = 0.2
 """Idle time before a task of its own: a client that sends requests one by one must not wait for it in between."""
+EARLY = 0.75
+"""The part of the client's limit after which a stall is said: the engine does not live to say it later."""
 
 
 class ClosedError(Exception):

@@ -50,7 +50,8 @@ def merge(first: TokenDelta, then: TokenDelta) -> None:
     """Merge a request's next delta into one that has not been read yet."""
     first.ids += then.ids
     if then.logprobs is not None:
-        first.logprobs = then.logprobs if first.logprobs is None else first.logprobs + then.logprobs
+        first.logprobs = first.logprobs or []
+        first.logprobs += then.logprobs
     if then.prompt_logprobs is not None:
         first.prompt_logprobs = then.prompt_logprobs
     if then.pooled is not None:
@@ -58,8 +59,7 @@ def merge(first: TokenDelta, then: TokenDelta) -> None:
     first.prompt_tokens, first.cached_tokens = then.prompt_tokens, then.cached_tokens
     first.num_retractions = then.num_retractions
     first.grammar_option, first.grammar_ignored = then.grammar_option, then.grammar_ignored
-    if then.times is not None:
-        first.times = then.times
+    first.times = then.times or first.times
     first.finish = then.finish
 
 

@@ -28,6 +28,7 @@ report = front.report(route, GrammarOutcome(option=delta.grammar_option, text=te
 from __future__ import annotations
 
 import gc
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,6 +51,8 @@ logger = logging.getLogger(__name__)
 Tools = Sequence[Mapping[str, Any]]
 LARGE_SOURCE = 64 * 1024
 """Characters of a grammar from which on memory is looked at behind it."""
+MAX_ROUTES = 64
+"""Routes of tool calls that are kept."""
 MAX_JOINED = 4
 """Options to enforce a text or calls: each travels with its source."""
 
@@ -93,6 +96,8 @@ class StructuredOutputs:
         self._validator = FinalValidator()
         self._trimmer = Trimmer(_collect)
         self._alone: dict[str, StructuredOutputs] = {}
+        self._routes: dict[tuple[ToolParser, str, str, bool, str], GrammarRoute] = {}
+        """Of calls: applications send the same tools again, and to route them is a third of preparing a request."""
         for name, backend in backends.items() if len(backends) > 1 else ():
             self._alone[name] = StructuredOutputs({name: backend}, **options)
 
@@ -166,7 +171,18 @@ class StructuredOutputs:
         Raises:
             RequestError: The format has no grammar, or a strict tool's schema cannot be enforced.
         """
-        return ToolRouter(self._router, parser, name, param).route(tools, choice, parallel=parallel)
+        router = ToolRouter(self._router, parser, name, param)
+        try:
+            key = parser, name, param, parallel, json.dumps([tools, choice])
+            route = self._routes.get(key)
+        except (TypeError, ValueError, RecursionError):  # tools of a program, not of a body
+            return router.route(tools, choice, parallel=parallel)
+        if route is None:
+            route = router.route(tools, choice, parallel=parallel)
+            self._routes = {} if len(self._routes) >= MAX_ROUTES else self._routes
+            if len(key[-1]) <= LARGE_SOURCE:
+                self._routes[key] = route
+        return route
 
     def either(self, asked: RequestedGrammar, tools: GrammarRoute, spec: FormatSpec) -> GrammarRoute:
         """Allow a text of the grammar, or the tool calls: where a request has both and `tool_choice` is auto.

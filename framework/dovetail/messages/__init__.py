@@ -330,6 +330,8 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     kv_bytes: int
     load_s: float
+    chunk_size: int = -1
+    """Most prompt tokens of a step; -1: prompts are not cut."""
     generates: bool = True
     """False: it has no output head, and tells of hidden states or scores only."""
     attention_measured: str = ""

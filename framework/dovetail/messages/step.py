@@ -230,7 +230,7 @@ class ExecutorInfo(ServedModel, frozen=True, kw_only=True):
     `num_pages` are those that requests can have of each cache group, and `reaches` say how far back its layers see; of
     a recurrent group they are the copies of its states. Both are empty where nothing is cached.
     `kept_masks`: slots in which masks are kept on the device, for steps to name.
-    `chunk_size` is the prompt tokens of a step, -1: prompts are not cut. `prefix_group` as in the attention contract.
+    `prefix_group` is as in the attention contract.
     `graphs` are those that may be captured, in the order in which they are; `prepared` says how far that has come.
     `image_token_bytes` are those of the tower's output for a token of an image; 0: the model reads text only.
     `cuts_images`: chunks may end within an image; not where its tokens see both ways.
@@ -238,7 +238,6 @@ class ExecutorInfo(ServedModel, frozen=True, kw_only=True):
 
     num_pages: tuple[int, ...]
     reaches: tuple[Reach, ...]
-    chunk_size: int
     prefix_group: int
     graphs: tuple[GraphKey, ...]
     prepared: PrepareResult

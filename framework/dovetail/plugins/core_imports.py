@@ -77,7 +77,8 @@ def _places(target: str) -> list[str]:
 def _imported(tree: ast.AST) -> Iterator[str]:
     """Yield the modules of the core that a file imports.
 
-    `from dovetail import NAME` is one if NAME is a module, and so is a name that is one of `PUBLIC`.
+    `from dovetail import NAME` is one if NAME is a module, and so is a name that is one of `PUBLIC`. So is what
+    `import_module` is given as text.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -89,3 +90,7 @@ def _imported(tree: ast.AST) -> Iterator[str]:
             elif node.module.startswith(f"{CORE}."):
                 names = (f"{node.module}.{name.name}" for name in node.names)
                 yield from (name if name.removeprefix(f"{CORE}.") in PUBLIC else node.module for name in names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called, given = getattr(node.func, "attr", getattr(node.func, "id", "")), node.args[0].value
+            if called in {"import_module", "__import__"} and str(given).startswith(f"{CORE}."):
+                yield str(given)

@@ -14,7 +14,7 @@ from typing import NoReturn
 from dovetail.base import log
 from dovetail.plugins.time_limit import running
 
-OWN = ("dovetail", "dovetail_server", "multiprocessing")
+OWN = ("dovetail", "dovetail_offline", "dovetail_server", "multiprocessing")
 
 
 def name_exits() -> None:

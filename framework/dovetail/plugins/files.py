@@ -226,18 +226,19 @@ def add_file(registry: Registry, path: Path, timeout_s: float = DEFAULT_TIMEOUT_
     classes = list(_classes(module, given))
     for kind, name, attr in classes:  # before anything can choose or pass over one
         if why := KINDS[kind].too_new(getattr(module, attr)):
-            raise PluginError(f"{given}: {kind} {name!r}: {why}; upgrade dovetail")
+            raise PluginError(f"{given}: {kind} {name!r}: {why}; upgrade dovetail-llm")
     found = [registry.add(kind, name, f"{module.__name__}:{attr}", **owner) for kind, name, attr in classes]
     if _has_hooks(module):
         name = path.stem.replace("_", "-")
         if why := KINDS["hooks"].too_new(module):
-            raise PluginError(f"{given}: hooks {name!r}: {why}; upgrade dovetail")
+            raise PluginError(f"{given}: hooks {name!r}: {why}; upgrade dovetail-llm")
         found.append(registry.add("hooks", name, f"{module.__name__}:{SELF}", **owner))
         return f"{path.name}:{name}"
     if not found:
         contracts = ", ".join(kind.contract.partition(":")[2] for kind in KINDS.values() if kind.contract)
         raise PluginError(
-            f"{given}: defines no plugin; subclass one of {contracts}, or write a function with @hookimpl"
+            f"{given}: defines no plugin{_unfinished(module)}; subclass one of {contracts}, or write a function with "
+            "@hookimpl"
         )
     return None
 
@@ -273,6 +274,13 @@ def _classes(module: ModuleType, given: str) -> Iterator[tuple[str, str, str]]:
             if issubclass(value, getattr(import_module(home), contract)):
                 for name in _names(kind.name, value, attr, given):
                     yield kind.name, name, attr
+
+
+def _unfinished(module: ModuleType) -> str:
+    """Return what classes of the module lack that are abstract, for a message."""
+    own: list[Any] = [each for each in vars(module).values() if inspect.isabstract(each)]
+    lacking = {each.__name__: sorted(each.__abstractmethods__) for each in own if each.__module__ == module.__name__}
+    return "".join(f": {name} lacks {' and '.join(methods)}" for name, methods in lacking.items())
 
 
 def _names(kind: str, plugin: type, attr: str, given: str) -> Iterable[str]:

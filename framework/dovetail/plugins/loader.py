@@ -242,7 +242,7 @@ def import_planned(planned: PlannedPlugin, timeout_s: float = DEFAULT_TIMEOUT_S)
     if planned.api < kind.api:
         loaded = _adapt(planned, loaded)
     if what := kind.too_new(loaded):
-        raise _error(planned, what, "upgrade dovetail")
+        raise _error(planned, what, "upgrade dovetail-llm")
     if kind.contract is not None:
         module, attr = kind.contract.split(":")
         _check_contract(planned, loaded, getattr(import_module(module), attr))
@@ -328,7 +328,8 @@ def _import_fix(planned: PlannedPlugin, error: BaseException) -> str:
         top = error.name.partition(".")[0]
         if top != planned.target.partition(":")[0].partition(".")[0]:
             if top in sys.modules:
-                return f"install versions of {planned.distribution} and {top} that fit each other"
+                other = "dovetail-llm" if top == "dovetail" else top
+                return f"install versions of {planned.distribution} and {other} that fit each other"
             return f"install the package that provides {top!r}, which {planned.distribution} needs"
         return f"reinstall {planned.distribution}: its entry point names a module that it does not contain"
     return f"upgrade {planned.distribution} or report this to its author"

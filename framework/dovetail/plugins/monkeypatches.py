@@ -18,7 +18,7 @@ from typing import Any
 
 from dovetail.contracts.tables import table
 
-CORE = ("dovetail", "dovetail_server")
+CORE = ("dovetail", "dovetail_offline", "dovetail_server")
 SHARED: list[str] = table(__file__)
 """Modules whose public functions and classes, and their methods, no plugin may replace; from `monkeypatches.json`."""
 _HOOKS = frozenset(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from dovetail.contracts.errors import PluginError
 
@@ -79,7 +79,7 @@ def describe_options(options: type[Any]) -> list[Option]:
     if required:
         raise PluginError(f"{options.__qualname__}.{required[0]} has no default; every option needs one")
     return [
-        Option(name, _type_name(written), _default(default), str(text), _is_secret(meant))
+        Option(name, _type_name(written, meant), _default(default), str(text), _is_secret(meant))
         for name, written, meant, default, text in rows
     ]
 
@@ -89,6 +89,7 @@ def make_options(options: type[Any], given: Mapping[str, Any]) -> Any:
 
     Raises:
         OptionError: A name that is no field, or a value of the wrong type or out of bounds.
+        PluginError: The class refuses its values as a whole, or has a type that cannot be checked.
     """
     described = {option.name: option for option in describe_options(options)}
     known = list(described)
@@ -100,17 +101,25 @@ def make_options(options: type[Any], given: Mapping[str, Any]) -> Any:
             hint = f"did you mean {near[0]!r}?" if near else f"possible: {', '.join(known) or 'none'}"
             raise OptionError(written, f"unknown; {hint}")
         values[name] = value
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
     try:
         return TypeAdapter(options).validate_python(values)
     except ValidationError as error:
         first = error.errors()[0]
-        name = str(first["loc"][0]) if first["loc"] else ""
+        if not first["loc"]:  # what the class itself checks of all values
+            raise PluginError(f"{options.__qualname__}: {_one_line(first['msg'])}") from None
+        name = str(first["loc"][0])
         text = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
         is_secret = name in described and described[name].is_secret
         given_as = "the value" if is_secret else repr(first["input"])
         raise OptionError(name, f"{given_as} {text[:1].lower()}{text[1:]}") from None
+    except PydanticUserError as error:  # a type that pydantic does not know, or that is not defined
+        raise PluginError(f"{options.__qualname__}: {_one_line(error.message)}") from None
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.removeprefix("Value error, ").split())
 
 
 def plain_options(options: type[Any], made: Any) -> dict[str, Any]:
@@ -159,7 +168,9 @@ def _types_of(options: type[Any]) -> dict[str, Any]:
         return {}
 
 
-def _type_name(annotation: Any) -> str:
+def _type_name(annotation: Any, meant: Any) -> str:
+    if get_origin(meant) is Literal:
+        return "{" + ",".join(map(str, get_args(meant))) + "}"
     if isinstance(annotation, str):
         return annotation
     return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")

@@ -97,7 +97,7 @@ TORCH = {"default dtype": "torch.float32", "default device": "cpu", "grad mode":
 def _is_ours(thread: threading.Thread) -> bool:
     """Whether a thread was begun by Dovetail, which may do so at any time."""
     home = getattr(getattr(thread, "_target", None), "__module__", None) or type(thread).__module__
-    return home.partition(".")[0] in ("dovetail", "dovetail_server")
+    return home.partition(".")[0] in ("dovetail", "dovetail_offline", "dovetail_server")
 
 
 def _pids(path: Path) -> list[int]:
@@ -268,7 +268,7 @@ def _loggers() -> dict[str, object]:
     """Dovetail's loggers that are not as they are made."""
     found: dict[str, object] = {}
     for name, logger in logging.root.manager.loggerDict.copy().items():
-        if name.startswith(("dovetail.", "dovetail_server")) and isinstance(logger, logging.Logger):
+        if name.startswith(("dovetail.", "dovetail_offline", "dovetail_server")) and isinstance(logger, logging.Logger):
             state = logger.level, logger.disabled, logger.propagate, _ids(logger.filters), _ids(logger.handlers)
             if state != (0, False, True, (), ()):
                 found[name] = state

@@ -160,15 +160,19 @@ def _read(dist: Distribution, file: str) -> str:
         return ""
 
 
-def _name_and_version(dist: Distribution) -> tuple[str, str]:
-    """Read two headers. `dist.metadata` would parse the whole file, long description included."""
-    text = _read(dist, "METADATA") or _read(dist, "PKG-INFO")
-    found: dict[str, str] = {}
-    for line in text.splitlines():
+def _headers(dist: Distribution) -> Iterator[tuple[str, str]]:
+    """Yield names and values of headers. `dist.metadata` would parse the whole file, long description included."""
+    for line in (_read(dist, "METADATA") or _read(dist, "PKG-INFO")).splitlines():
         if not line.strip():
-            break
+            return
         header, _, value = line.partition(":")
-        found.setdefault(header.lower(), value.strip())
+        yield header.lower(), value.strip()
+
+
+def _name_and_version(dist: Distribution) -> tuple[str, str]:
+    found: dict[str, str] = {}
+    for header, value in _headers(dist):
+        found.setdefault(header, value)
     return found.get("name", "(unnamed)"), found.get("version", "0")
 
 
@@ -182,14 +186,11 @@ def unmet_by_next(distribution: str) -> str | None:
 def _unmet(dist: Distribution, version: str = dovetail.__version__) -> str | None:
     """Compare what a distribution requires of Dovetail and of Python with what is here: pip may have been overruled."""
     wanted, python = [], ""
-    for line in (_read(dist, "METADATA") or _read(dist, "PKG-INFO")).splitlines():
-        if not line.strip():
-            break
-        header, _, value = line.partition(":")
-        if header.lower() == "requires-python":
-            python = value.strip()
-        elif header.lower() == "requires-dist" and _required(value) in (DISTRIBUTION, OTHER_PROJECT):
-            wanted.append(value.strip())
+    for header, value in _headers(dist):
+        if header == "requires-python":
+            python = value
+        elif header == "requires-dist" and _required(value) in (DISTRIBUTION, OTHER_PROJECT):
+            wanted.append(value)
     is_bare = all(_required(line) == DISTRIBUTION and not set(line) & set("<>=~!") for line in wanted)
     if is_bare and not set(python) & set("<>=~!"):
         return None

@@ -26,7 +26,6 @@ from dovetail.plugins.options import OptionError, describe_options, option_key, 
 from dovetail.plugins.plan import AUTO, as_planned
 from dovetail.plugins.records import PluginState
 from dovetail.plugins.time_limit import time_limit
-from dovetail.processing.classes import Classes, register_classes
 from dovetail.processing.plugin_settings import (
     ARGUMENT,
     OF_THIS_RUN,
@@ -46,6 +45,8 @@ NAMED = {kind.name: kind.setting for kind in KINDS.values() if kind.setting}
 S = TypeVar("S", bound=PluginSettings)
 
 
+Added = Callable[[Registry], Mapping[str, str | list[str]]]
+"""Registers plugins that are not installed, and returns settings that name them."""
 Scanned = tuple[Registry, HookManager]
 
 
@@ -64,7 +65,7 @@ def scan_once(settings: PluginSettings) -> Callable[[], Scanned]:
 def plan_plugins(
     settings: S,
     model: ModelFolder,
-    classes: Classes | None = None,
+    added: Added | None = None,
     scanned: Callable[[], Scanned] | None = None,
     device: str | None = None,
     *,
@@ -75,7 +76,7 @@ def plan_plugins(
     Args:
         settings: Names, rules and options.
         model: What the model's folder says.
-        classes: Classes in place of names, by setting; for a plan that stays in this process.
+        added: Registers more plugins, and returns settings that name them.
         scanned: What is installed, where it has been read.
         device: The kind of device to plan for; None: what is here.
         loads: Whether what this process needs is loaded: it will serve.
@@ -85,8 +86,8 @@ def plan_plugins(
     """
     try:
         registry, manager = (scanned or scan_once(settings))()
-        if classes:
-            settings = settings.model_copy(update=register_classes(registry, classes))
+        if added is not None:
+            settings = settings.model_copy(update=added(registry))
         facts = {"architecture": model.architecture, "device": settings.device, "model_path": settings.model_path}
         settings = configure(settings, manager if manager.planned else None, facts)
         settings = with_parsers(settings, registry, manager, facts, model)

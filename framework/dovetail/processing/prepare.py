@@ -17,9 +17,8 @@ from dovetail.contracts.needs import unserved
 from dovetail.plugins import PluginPlan, Registry
 from dovetail.plugins.config_facts import config_facts
 from dovetail.plugins.plan import AUTO
-from dovetail.processing.classes import Classes
 from dovetail.processing.images import max_patches_of
-from dovetail.processing.plan import plan_plugins, scan_once
+from dovetail.processing.plan import Added, plan_plugins, scan_once
 from dovetail.processing.plugin_settings import PluginSettings
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.hub import with_folders
@@ -50,12 +49,12 @@ class StartPreparation(Generic[S]):
     model: ModelFolder
 
 
-def prepare(settings: S, classes: Classes | None = None, *, text: bool = True) -> StartPreparation[S]:
+def prepare(settings: S, added: Added | None = None, *, text: bool = True) -> StartPreparation[S]:
     """Fetch and check the model, and choose the plugins; of its weights, nothing is kept.
 
     Args:
         settings: As the user gave them.
-        classes: Classes in place of plugins' names, by setting; for a plan that stays in this process.
+        added: Registers plugins that are not installed, and returns settings that name them.
         text: Whether texts will be read; False: the model may have no tokenizer.
 
     Raises:
@@ -63,13 +62,13 @@ def prepare(settings: S, classes: Classes | None = None, *, text: bool = True) -
         ConfigError: Settings do not go together.
         PluginError: A plugin that was asked for cannot be used.
     """
-    found = examine(settings, classes, text=text, loads=True)
+    found = examine(settings, added, text=text, loads=True)
     return replace(found, model=found.model.without_weights())
 
 
 def examine(
     settings: S,
-    classes: Classes | None = None,
+    added: Added | None = None,
     *,
     text: bool = True,
     device: str | None = None,
@@ -79,7 +78,7 @@ def examine(
 
     Args:
         settings: As the user gave them.
-        classes: As of `prepare`.
+        added: As of `prepare`.
         text: As of `prepare`.
         device: The kind of device to plan for; None: what is here.
         loads: Whether this process will serve; else it only looks, and neither finds nor loads parsers and APIs.
@@ -94,7 +93,7 @@ def examine(
     detects = loads and AUTO in named.values()
     if not loads:
         settings = settings.model_copy(update={name: None for name, given in named.items() if given == AUTO})
-    settings, registry, plan = plan_plugins(settings, model, classes, scanned, device, loads=loads)
+    settings, registry, plan = plan_plugins(settings, model, added, scanned, device, loads=loads)
     model = model.with_tokenizer(settings.tokenizer_folder)
     check_facts(settings, registry, plan, model)
     most = max_patches_of(plan, model, settings.max_image_patches)

@@ -14,11 +14,12 @@ from dovetail.checkpoint.formats import AUTO, Formats
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.output import TemplateView
 from dovetail.contracts.processor import ImageProcessor
-from dovetail.contracts.reasoning import ReasoningParser
+from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.pipeline import StructuredOutputs
 from dovetail.messages import EngineInfo
 from dovetail.plugins import LoadedPlugins, PlannedPlugin, PluginPlan, load
+from dovetail.plugins.loader import describe
 from dovetail.processing.embeddings import Embedder, TextRules
 from dovetail.processing.images import ImageLoader, Message, PreparedImage, make_image_processor
 from dovetail.processing.oddities import oddities, usable_defaults
@@ -110,12 +111,13 @@ class Processor:
         self.template = template
         self.reasoning = reasoning
         if reasoning is not None:
+            reasoning.spec(tokenizer, template, ParserRequest())  # what fails here would fail each request
             template.begin_thinking = thinking_behind(reasoning, tokenizer, template)
         self.tools = tools
         self.tools_name = tools_name
         self.load_images: ImageLoader = _not_here
         """Loads images; where this process does not, it says so."""
-        self.begun: Callable[[list[int]], None] | None = None
+        self.begun: Callable[[list[int], int], None] | None = None
         """As of `Tokenizer.encode`, for the prompt that is made ready; None: nobody wants to know."""
         self.grammar = StructuredOutputs({})
         self.embedder = Embedder()
@@ -410,4 +412,4 @@ def text_size(message: Mapping[str, Any]) -> int:
 def bound_parser(plugins: LoadedPlugins, planned: PlannedPlugin, template: TemplateView, bind: Any) -> Any:
     """Make a parser, for a model's template."""
     parser = plugins.get(planned.kind, planned.qualified)()
-    return bind(parser, template, is_ours=planned.distribution == DISTRIBUTION)
+    return bind(parser, template, "" if planned.distribution == DISTRIBUTION else describe(planned))

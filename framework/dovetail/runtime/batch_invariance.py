@@ -16,14 +16,10 @@ def claims(plugin: type[ModelPlugin]) -> bool:
     return bool(vars(plugin).get("batch_invariant", False))
 
 
-def check_model(
-    plugin: type[ModelPlugin],
-    config: ModelConfig,
-    device: torch.device,
-    settings: EngineSettings,
-    quantization: str,
-) -> None:
-    """Refuse what would take part in a step and is not batch-invariant; the attention backend is asked apart.
+def check_model(plugin: type[ModelPlugin], config: ModelConfig, device: torch.device, settings: EngineSettings) -> None:
+    """Refuse what would take part in a step and is not batch-invariant.
+
+    The attention backend is asked apart, and kernels where they are bound.
 
     Raises:
         ConfigError: There is such a thing; all of them are named.
@@ -33,11 +29,7 @@ def check_model(
     reasons = []
     if (why := plugin.why_not_invariant(config)) is not None:
         reasons.append(why)
-    if quantization:
-        reasons.append(f"products of {quantization} weights choose their kernels by rows; use a plain checkpoint")
     found = device_of(device)
-    if "experts" in found.by_rows and config.experts is not None:
-        reasons.append(f"experts on {found.kind} choose their kernels by rows; --device cpu works")
     if "sums" in found.by_rows and settings.tensor_parallel_size > 1:
         reasons.append(f"sums of ranks on {found.kind} choose their kernels by rows; use --tensor-parallel-size 1")
     if reasons:

@@ -1,4 +1,4 @@
-"""Resizing for image processors: Pillow's own, by several threads where a process has them, with the same bits.
+"""Resizing and cutting for image processors: Pillow resizes, in several threads where a process has them; same bits.
 
 Pillow computes each channel of an image from that channel alone, and lets go of Python's lock meanwhile. Bands of rows
 would not do: whether it resizes rows or columns first, and rounds between, depends on the sizes of the whole.
@@ -63,15 +63,69 @@ def resized(image: Image, size: tuple[int, int], resample: int) -> npt.NDArray[n
     """
     import numpy as np  # not at the top: a server of text sets the number of threads only
 
-    if size == image.size:
-        return np.asarray(image)
-    if THREADS.number < 2 or max(image.width * image.height, size[0] * size[1]) < MIN_PIXELS:
-        return np.asarray(image.resize(size, resample))
+    if not _is_divided(image, size):
+        return np.asarray(image if size == image.size else image.resize(size, resample))
     found = np.empty((CHANNELS, size[1], size[0]), np.uint8)
-
-    def resize(channel: int) -> None:
-        found[channel] = np.asarray(image.getchannel(channel).resize(size, resample))
-
-    for wait in [THREADS.start(resize, channel) for channel in range(CHANNELS)]:
-        wait()
+    _each_channel(image, size, resample, found.__setitem__)
     return np.moveaxis(found, 0, -1)
+
+
+def resized_patches(
+    image: Image, size: tuple[int, int], resample: int, patch: int, merge: int = 1
+) -> npt.NDArray[np.uint8]:
+    """Return `cut(resized(image, size, resample), patch, merge)`; a thread that resizes a channel also cuts it."""
+    import numpy as np
+
+    if not _is_divided(image, size):
+        return cut(resized(image, size, resample), patch, merge)
+    found = np.empty((size[0] // patch * (size[1] // patch), CHANNELS * patch * patch), np.uint8)
+    _each_channel(image, size, resample, lambda channel, plane: _cut_channel(plane, found, channel, patch, merge))
+    return found
+
+
+def cut(pixels: npt.NDArray[np.uint8], patch: int, merge: int = 1) -> npt.NDArray[np.uint8]:
+    """Cut images `[..., rows * patch, columns * patch, 3]` into patches `[N, 3 * patch * patch]`, row by row.
+
+    A patch has its red values row by row, then the green and the blue ones.
+
+    Args:
+        pixels: In any order of memory; that of `resized` in several threads is the fastest.
+        patch: Side of a patch in pixels.
+        merge: The patches of a block of `merge` by `merge` stand behind one another; blocks stand row by row.
+    """
+    import numpy as np
+
+    found = np.empty((pixels.size // (CHANNELS * patch * patch), CHANNELS * patch * patch), np.uint8)
+    for channel in range(CHANNELS):
+        _cut_channel(np.ascontiguousarray(pixels[..., channel]), found, channel, patch, merge)
+    return found
+
+
+def _cut_channel(
+    plane: npt.NDArray[np.uint8], found: npt.NDArray[np.uint8], channel: int, patch: int, merge: int
+) -> None:
+    """Put a channel's values into patches."""
+    high, wide = plane.shape[-2] // patch // merge, plane.shape[-1] // patch // merge
+    run = f"V{patch}"  # a patch's row as one item: numpy copies items faster than as many single values
+    blocks = found.view(run).reshape(-1, high, wide, merge, merge, CHANNELS, patch)
+    rows = plane.view(run).reshape(-1, high, merge, patch, wide, merge)
+    blocks[..., channel, :] = rows.transpose(0, 1, 4, 2, 5, 3)
+
+
+def _is_divided(image: Image, size: tuple[int, int]) -> bool:
+    """Whether a thread resizes each channel."""
+    pixels = max(image.width * image.height, size[0] * size[1])
+    return THREADS.number > 1 and size != image.size and pixels >= MIN_PIXELS
+
+
+def _each_channel(
+    image: Image, size: tuple[int, int], resample: int, use: Callable[[int, npt.NDArray[np.uint8]], None]
+) -> None:
+    """Have threads resize each channel, and use its pixels `[height, width]`."""
+    import numpy as np
+
+    def work(channel: int) -> None:
+        use(channel, np.asarray(image.getchannel(channel).resize(size, resample)))
+
+    for wait in [THREADS.start(work, channel) for channel in range(CHANNELS)]:
+        wait()

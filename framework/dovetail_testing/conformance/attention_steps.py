@@ -137,8 +137,8 @@ class AttentionInvarianceChecks(AttentionChecks):
     def test_batch_invariance(self) -> None:
         """Where `caps` claim it, a request's result has the same bits whatever else is in the batch."""
         self._need_claim()
-        for lengths in (DECODE, PREFILL, MIXED):
-            case = self._case(lengths, **self._features())
+        for lengths, features in itertools.product((DECODE, PREFILL, MIXED), (self._features(), *self._latent())):
+            case = self._case(lengths, **features)
             together = self._run(whole := make_world(case, self._device()))
             start = 0
             for number, (cached, new) in enumerate(lengths):
@@ -152,7 +152,8 @@ class AttentionInvarianceChecks(AttentionChecks):
     def test_invariance_of_chunks(self) -> None:
         """Where `caps` claim it, a token has the same bits in whatever chunk of its prompt, and as a decode row."""
         self._need_claim()
-        for features in ({}, self._features(), *([{"spans": INVARIANT_SPANS}] if self._caps().spans else [])):
+        spans = [{"spans": INVARIANT_SPANS}] if self._caps().spans else []
+        for features in ({}, self._features(), *spans, *self._latent()):
             whole = make_world(self._case(((0, LENGTH),), **features), self._device())
             want = self._run(whole)
             for cuts in CUTS if not whole.case.spans else SPAN_CUTS:
@@ -173,6 +174,12 @@ class AttentionInvarianceChecks(AttentionChecks):
         features: dict[str, Any] = {"window": 37} if caps.sliding_window else {}
         features |= {"soft_cap": 20.0} if caps.soft_cap else {}
         return features | ({"sinks": True} if caps.sinks else {})
+
+    def _latent(self) -> list[dict[str, Any]]:
+        """Latent rows, if the caps claim them."""
+        wide, narrow = self._two_dims()
+        latent: dict[str, Any] = {"latent": True, "num_kv_heads": 1, "head_dim": wide, "v_dim": narrow, "scale": 0.3}
+        return [latent] if "latent" in self._caps().mixers else []
 
     def _run(self, world: World) -> Tensor:
         backend = make_backend(self.plugin(), world)

@@ -415,7 +415,7 @@ class ToolParserConformance(ParserConformance):
 
     def test_grammar_takes_every_tool_choice(self) -> None:
         """`grammar` answers every `tool_choice` with a grammar or None."""
-        named = {"type": "function", "function": {"name": "get_weather"}}
+        named = {"type": "function", "function": {"name": self.tools[0]["function"]["name"]}}
         for choice in ("none", "auto", "required", named):
             for strict in (False, True):
                 with no_error("grammar", f" for tool_choice {choice!r}"):

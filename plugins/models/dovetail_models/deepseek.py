@@ -25,7 +25,7 @@ from dovetail.sdk.config import dense_config, with_missing
 from dovetail.sdk.layers.routing import Routing
 from dovetail.sdk.rope_config import interleaved
 from dovetail_models.absent import with_absent
-from dovetail_models.experts import ExpertDecoder, ExpertModel, needed, num_experts, with_experts
+from dovetail_models.experts import ExpertDecoder, ExpertModel, expert_groups, needed, num_experts, with_experts
 from dovetail_models.glm4_moe import sigmoid_routing
 from dovetail_models.latent import LatentAttention
 from dovetail_models.llama import LAYER
@@ -101,6 +101,7 @@ class DeepseekV3(ExpertModel):
 
     architectures: ClassVar[Sequence[str]] = ("DeepseekV3ForCausalLM",)
     decoder = LatentDecoder
+    batch_invariant = True
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
@@ -120,6 +121,7 @@ class Glm4MoeLite(DeepseekV3):
     """Serves `Glm4MoeLiteForCausalLM`."""
 
     architectures: ClassVar[Sequence[str]] = ("Glm4MoeLiteForCausalLM",)
+    batch_invariant = True
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
@@ -130,6 +132,7 @@ class DeepseekV32(DeepseekV3):
     """Serves `DeepseekV32ForCausalLM` for texts of up to `index_topk` tokens, without its indexer."""
 
     architectures: ClassVar[Sequence[str]] = ("DeepseekV32ForCausalLM",)
+    batch_invariant = True
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
@@ -152,6 +155,7 @@ class DeepseekV2(DeepseekV3):
     """Serves `DeepseekV2ForCausalLM`."""
 
     architectures: ClassVar[Sequence[str]] = ("DeepseekV2ForCausalLM",)
+    batch_invariant = True
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
@@ -160,17 +164,14 @@ class DeepseekV2(DeepseekV3):
             given = f"topk_method {method!r} with norm_topk_prob {is_normal}"
             raise ModelError(f"config.json: {given} is not supported; possible: greedy, group_limited_greedy; False")
         check_choice(hf, "scoring_func", "softmax")
-        groups = int(hf.get("n_group") or 1), int(hf.get("topk_group") or 1)
-        if method == "greedy":
-            groups = 1, 1  # whatever they are
+        groups = expert_groups(hf)
         routing = Routing(
             num=num_experts(hf),
             top_k=needed(hf, "num_experts_per_tok"),
             normalise=False,
             scale=float(hf.get("routed_scaling_factor", 1.0)),
-            groups=groups[0],
-            top_groups=groups[1],
             group_score="best",
             is_wide=True,
+            **({} if method == "greedy" else groups),
         )
         return add_experts(interleaved(latent_config(hf)), hf, routing)

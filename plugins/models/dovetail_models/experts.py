@@ -64,6 +64,31 @@ def needed(hf: Mapping[str, Any], key: str, second: str | None = None) -> int:
     return int(value)
 
 
+def expert_groups(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `Routing.groups` and `top_groups`; as in transformers, only a null is none: 0 is a number of groups."""
+    num, chosen = hf.get("n_group", 1), hf.get("topk_group", 1)
+    groups = 1 if num is None else int(num)
+    return {"groups": groups, "top_groups": int(groups == 1 if chosen is None else chosen)}
+
+
+def check_routing(routing: Routing) -> None:
+    """Refuse a choice that cannot be made.
+
+    Raises:
+        ModelError: More experts are chosen than there are, or groups do not divide them, or hold too few.
+    """
+    num, top_k, groups, chosen = routing.num, routing.top_k, routing.groups, routing.top_groups
+    if not 0 < top_k <= num:
+        raise ModelError(f"config.json: num_experts_per_tok is {top_k}, and there are {num} experts")
+    least = 2 if groups > 1 and routing.group_score == "best_two" else 1
+    if not 0 < chosen <= groups or num % groups or num < groups * least or top_k > num // groups * chosen:
+        raise ModelError(
+            f"config.json: {num} experts in {groups} groups (n_group), of which {chosen} are chosen (topk_group) for "
+            f"{top_k} experts of a token (num_experts_per_tok); possible: equally large groups of {least} experts or "
+            f"more, and from 1 to {max(groups, 1)} chosen ones with at least {top_k} experts"
+        )
+
+
 def with_experts(
     config: ModelConfig,
     routing: Routing,
@@ -84,15 +109,9 @@ def with_experts(
         sparse: Which layers have experts; None: all.
 
     Raises:
-        ModelError: More experts are chosen than there are, or groups do not divide them.
+        ModelError: See `check_routing`.
     """
-    if not 0 < routing.top_k <= routing.num:
-        raise ModelError(f"config.json: num_experts_per_tok is {routing.top_k}, and there are {routing.num} experts")
-    if routing.num % routing.groups or routing.top_groups > routing.groups:
-        raise ModelError(
-            f"config.json: {routing.num} experts in {routing.groups} groups (n_group), of which {routing.top_groups} "
-            "are chosen (topk_group): groups must be equally large, and enough"
-        )
+    check_routing(routing)
     sparse = (True,) * config.num_layers if sparse is None else tuple(sparse)
     hidden, dense = config.hidden_size, sum(not has for has in sparse)
     per_layer = (routing.num * inner + shared_inner) * 3 * hidden + routing.num * hidden + has_shared_gate * hidden

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext, Norm, Part, Stream
 from dovetail.contracts.model import WeightRule
 from dovetail.sdk.checkpoint import dense_numel
@@ -24,6 +25,7 @@ from dovetail.sdk.layers.pieces import Pieces
 from dovetail.sdk.layers.transformer import GATES, GatedMLP, SelfAttention
 from dovetail_models.bamba import FEED_FORWARD
 from dovetail_models.experts import needed
+from dovetail_models.folding import check_silu
 from dovetail_models.granite import GraniteDecoder
 from dovetail_models.llama import LAYER, Llama
 from dovetail_models.mamba2 import Mamba2, MambaShape, mamba_rules
@@ -33,6 +35,18 @@ ONE = (
     *("ssm_out_multiplier", "embedding_multiplier", "lm_head_multiplier"),
 )
 """Keys of factors, each of them 1 where it is not there."""
+
+
+def _numbers(hf: Mapping[str, Any], key: str, num: int) -> tuple[float, ...]:
+    """Return so many factors, or none where the config says none.
+
+    Raises:
+        ModelError: There are more or fewer.
+    """
+    found = tuple(map(float, hf.get(key) or ()))
+    if len(found) not in (0, num):
+        raise ModelError(f"config.json: {key} is {list(found)}; possible: {num} numbers")
+    return found
 
 
 class ScaledMLP(GatedMLP):
@@ -128,10 +142,11 @@ class FalconH1(Llama):
             factors=factors,
             bias=bool(hf.get("attention_bias", False)),
             mlp_bias=bool(hf.get("mlp_bias", False)),
-            mlp_factors=tuple(map(float, hf.get("mlp_multipliers") or (1.0, 1.0))),
+            mlp_factors=_numbers(hf, "mlp_multipliers", 2) or (1.0, 1.0),
             embed_scale=factors["embedding_multiplier"],
             logit_scale=factors["lm_head_multiplier"],
         )
+        check_silu(config)
         expanded = int(hf.get("mamba_expand") or 2) * hidden
         shape = cls._shape(hf, int(hf.get("mamba_d_ssm") or expanded))
         specs = [spec for one in config.layers
@@ -143,7 +158,7 @@ class FalconH1(Llama):
     @staticmethod
     def _shape(hf: Mapping[str, Any], inner: int) -> MambaShape:
         before, has_norm = hf.get("mamba_norm_before_gate", True), bool(hf.get("mamba_rms_norm"))
-        factors = tuple(map(float, hf.get("ssm_multipliers") or ()))
+        factors = _numbers(hf, "ssm_multipliers", 5)
         return MambaShape.of(hf, inner=inner)._replace(
             out_bias=bool(hf.get("projectors_bias")),
             norm="none" if not has_norm else "norm first" if before else "gate first",

@@ -9,12 +9,24 @@ import torch
 from torch import Tensor
 
 from dovetail.contracts.attention import ForwardBatch
+from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext, Part
 from dovetail.sdk.layers.base import Slot
 from dovetail.sdk.layers.matrix import Matrix
 from dovetail.sdk.layers.mixer import Mixer
 from dovetail.sdk.layers.rotary import CosSin
 from dovetail_models.llama import DenseDecoder
+
+
+def check_silu(config: ModelConfig) -> None:
+    """Check the activation where one key says it of MLPs and of short convolutions, which know SiLU only.
+
+    Raises:
+        ModelError: It is another one.
+    """
+    if config.hidden_act not in ("silu", "swish"):
+        raise ModelError(f"config.json: hidden_act is {config.hidden_act!r}; possible: silu")
 
 
 class ConvTaps(Matrix):

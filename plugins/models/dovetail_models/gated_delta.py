@@ -72,7 +72,7 @@ class DeltaShape(NamedTuple):
             ModelError: Value heads are no multiple of key heads.
         """
         keys, values = int(hf.get("linear_num_key_heads") or 16), int(hf.get("linear_num_value_heads") or 32)
-        if values % keys:
+        if keys < 1 or values % keys:
             raise ModelError(
                 f"config.json: linear_num_value_heads is {values}; possible: multiples of linear_num_key_heads, {keys}"
             )

@@ -14,8 +14,8 @@ import numpy as np
 
 from dovetail.contracts import ImageLayout, ImageProcessor, ModelError
 from dovetail.contracts.processor import Arrays
-from dovetail.sdk.pixels import resized
-from dovetail_models.image_values import BILINEAR, HALVES, check_fixed, object_of, row_major, token, whole
+from dovetail.sdk.pixels import resized_patches
+from dovetail_models.image_values import BILINEAR, HALVES, check_fixed, object_of, token, whole
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -67,9 +67,9 @@ class Gemma3Images(ImageProcessor):
 
         A patch has its red values row by row, then the green and the blue ones.
         """
-        pixels = resized(image, (self.side, self.side), BILINEAR)
+        patches = resized_patches(image, (self.side, self.side), BILINEAR, self.patch)
         num = self.side // self.patch
-        return {"patches": row_major(pixels, self.patch), "grid": np.array([1, num, num], np.int32)}
+        return {"patches": patches, "grid": np.array([1, num, num], np.int32)}
 
     def max_patches(self) -> int:
         """See `ImageProcessor`."""

@@ -12,7 +12,7 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.sdk.config import dense_config, with_missing
 from dovetail.sdk.layers.routing import Routing
 from dovetail_models.absent import with_absent
-from dovetail_models.experts import ExpertModel, needed, num_experts, with_experts
+from dovetail_models.experts import ExpertModel, expert_groups, needed, num_experts, with_experts
 
 
 def sigmoid_routing(hf: Mapping[str, Any]) -> Routing:
@@ -24,9 +24,8 @@ def sigmoid_routing(hf: Mapping[str, Any]) -> Routing:
         normalise=bool(hf.get("norm_topk_prob", True)),
         scale=float(hf.get("routed_scaling_factor", 1.0)),
         correction=True,
-        groups=int(hf.get("n_group") or 1),
-        top_groups=int(hf.get("topk_group") or 1),
         is_wide=True,
+        **expert_groups(hf),
     )
 
 

@@ -24,11 +24,11 @@ from dovetail.sdk.layers.tower import (
     PatchEmbedding,
     TowerAttention,
     TowerLayer,
+    TowerMLP,
     axial_rope,
     in_pieces,
     merged_places,
 )
-from dovetail.sdk.layers.transformer import GatedMLP
 from dovetail_models.image_values import CLIP_MEAN, CLIP_STD
 from dovetail_models.seeing import SeeingModel, checked_grid, number, numbers
 
@@ -67,7 +67,7 @@ class GlmMerger(nn.Module):
         width = config.hidden_size
         self.proj = ctx.linear("proj", width, width, bias=False)
         self.norm = LayerNorm(width, MERGED_EPS, ctx)
-        self.mlp = GatedMLP(config, ctx.at("mlp"), inner=inner)
+        self.mlp = TowerMLP(config, ctx.at("mlp"), inner=inner)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `[N, hidden]` to `[N, hidden]`."""
@@ -104,7 +104,7 @@ class GlmTower(nn.Module):
         norms = RMSNorm(width, eps, ctx), RMSNorm(width, eps, ctx)
         bias = facts["qkv_bias"]
         attention = TowerAttention(width, facts["num_heads"], ctx.at("attention"), bias=bias, out_bias=False)
-        return TowerLayer(norms, attention, GatedMLP(config, ctx.at("mlp"), inner=facts["out_hidden_size"]))
+        return TowerLayer(norms, attention, TowerMLP(config, ctx.at("mlp"), inner=facts["out_hidden_size"]))
 
     def forward(self, patches: Tensor, grid: Sequence[int]) -> Tensor:
         """Map the patches `[N, 3 * patch * patch]` of an image to embeddings `[1, N / merged, hidden]`."""

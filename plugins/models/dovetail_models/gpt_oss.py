@@ -43,6 +43,7 @@ class GptOss(ExpertModel):
 
     architectures: ClassVar[Sequence[str]] = ("GptOssForCausalLM",)
     decoder = GptOssDecoder
+    batch_invariant = True
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:

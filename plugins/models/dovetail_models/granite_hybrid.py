@@ -14,7 +14,7 @@ from torch import nn
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import WeightRule
-from dovetail.sdk.config import either, without_rope
+from dovetail.sdk.config import either, with_missing, without_rope
 from dovetail.sdk.layers.routing import Routing
 from dovetail_models.experts import MOE, ExpertDecoder, ExpertModel, needed, num_experts, with_experts
 from dovetail_models.granite import FUSED, GraniteExpertDecoder, granite_config
@@ -48,7 +48,8 @@ class GraniteMoeHybrid(ExpertModel):
             config = without_rope(config, [True] * config.num_layers)
         shape = MambaShape.of(hf, inner=int(hf.get("mamba_expand") or 2) * hidden)
         config = with_mamba(config, shape, is_mamba)
-        top_k, inner = int(hf.get("num_experts_per_tok") or 2), int(hf.get("intermediate_size") or 0)
+        top_k = needed(with_missing(hf, num_experts_per_tok=2), "num_experts_per_tok")
+        inner = int(hf.get("intermediate_size") or 0)
         if hf.get("num_local_experts") == 0:  # then these two are there, and mean nothing
             return counted(config)
         routing = Routing(num=num_experts(hf), top_k=top_k, score="chosen")

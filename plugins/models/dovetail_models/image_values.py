@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from dovetail.contracts import ModelError
 from dovetail.contracts.processor import MAX_IMAGE_PIXELS
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 BILINEAR, BICUBIC = 2, 3
 """Pillow's numbers of the filters."""
@@ -96,16 +91,6 @@ def token(config: Mapping[str, Any], key: str, text: str = "", default: int | No
         hint = f", or {text} in the tokenizer" if text else ""
         raise ModelError(f"config.json: {key} {value!r} of an image model: give a token id{hint}")
     return value
-
-
-def row_major(pixels: npt.NDArray[np.uint8], patch: int) -> npt.NDArray[np.uint8]:
-    """Cut images `[..., rows * patch, columns * patch, 3]` into patches `[N, 3 * patch * patch]`, row by row.
-
-    A patch has its red values row by row, then the green and the blue ones.
-    """
-    high, wide = pixels.shape[-3] // patch, pixels.shape[-2] // patch
-    blocks = pixels.reshape(-1, high, patch, wide, patch, 3).transpose(0, 1, 3, 5, 2, 4)
-    return np.ascontiguousarray(blocks).reshape(-1, 3 * patch * patch)
 
 
 def tile_sizes(config: Mapping[str, Any], key: str = "downsample_ratio") -> tuple[int, int, int]:

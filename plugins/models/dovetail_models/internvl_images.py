@@ -14,7 +14,7 @@ import numpy as np
 
 from dovetail.contracts import ImageLayout, ImageProcessor, ModelError
 from dovetail.contracts.processor import Arrays
-from dovetail.sdk.pixels import resized
+from dovetail.sdk.pixels import cut, resized
 from dovetail_models.image_values import (
     BICUBIC,
     CLIP_MEAN,
@@ -23,7 +23,6 @@ from dovetail_models.image_values import (
     IMAGENET_STD,
     check_fixed,
     object_of,
-    row_major,
     tile_sizes,
     token,
     whole,
@@ -100,7 +99,7 @@ class InternVLImages(ImageProcessor):
         if len(tiles) > 1:
             tiles = np.concatenate((tiles, resized(image, (side, side), BICUBIC)[None]))
         num = side // self.patch
-        return {"patches": row_major(tiles, self.patch), "grid": np.array([len(tiles), num, num], np.int32)}
+        return {"patches": cut(tiles, self.patch), "grid": np.array([len(tiles), num, num], np.int32)}
 
     def max_patches(self) -> int:
         """See `ImageProcessor`."""

@@ -17,11 +17,11 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import WeightRule
 from dovetail.sdk.checkpoint import dense_numel
-from dovetail.sdk.config import dense_config, without_rope
+from dovetail.sdk.config import dense_config, with_missing, without_rope
 from dovetail.sdk.layers.routing import Routing
 from dovetail_models.bamba import FEED_FORWARD
-from dovetail_models.experts import EXPERTS, MOE, ExpertDecoder, num_experts, with_experts
-from dovetail_models.folding import FoldingDecoder
+from dovetail_models.experts import EXPERTS, MOE, ExpertDecoder, needed, num_experts, with_experts
+from dovetail_models.folding import FoldingDecoder, check_silu
 from dovetail_models.llama import LAYER, Llama
 from dovetail_models.mamba1 import ScanShape, SelectiveScan, scan_rules
 
@@ -63,6 +63,7 @@ class Jamba(Llama):
             hf.get(key)
         given: Any = ChainMap({"layer_types": None}, cast("MutableMapping[str, Any]", hf))
         config = dense_config(given, has_windows=False)
+        check_silu(config)
         num, hidden = config.num_layers, config.hidden_size
         shape = ScanShape.of(hf, hidden, prefix="mamba_", names=SCAN_KEYS)
         shape = shape._replace(norm="weights", norm_eps=config.norm_eps)
@@ -72,7 +73,7 @@ class Jamba(Llama):
         experts = num_experts(hf)
         sparse = [turn and experts > 1 for turn in _turns(hf, num, "expert_layer", 2, 1)]
         config = replace(config, extra={**config.extra, "scan": shape, "sparse": tuple(sparse)})
-        top_k = int(hf.get("num_experts_per_tok") or 2)
+        top_k = needed(with_missing(hf, num_experts_per_tok=2), "num_experts_per_tok")
         if any(sparse):
             routing = Routing(num=experts, top_k=top_k, normalise=False)
             config = with_experts(config, routing, config.intermediate_size, sparse=sparse)

@@ -48,6 +48,12 @@ SECOND = {
 """The hub's names of keys."""
 
 
+def by_first_name(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what keys with two names say, under transformers' names; a null says nothing, except of a switch."""
+    found = {name: either(hf, name, second, None) for name, second in SECOND.items()}
+    return {k: v for k, v in found.items() if v is not None or (k == "norm_topk_prob" and SECOND[k] in hf)}
+
+
 class KimiShape(NamedTuple):
     """Heads and widths of such a layer.
 
@@ -198,6 +204,7 @@ class KimiLinear(ExpertModel):
 
     architectures: ClassVar[Sequence[str]] = ("KimiLinearForCausalLM",)
     decoder = KimiDecoder
+    batch_invariant = True
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
@@ -207,8 +214,7 @@ class KimiLinear(ExpertModel):
         check_choice(hf, "mla_use_nope", True)
         check_choice(hf, "moe_router_activation_func", "sigmoid")
         check_choice(hf, "hidden_act", "silu")
-        found = {name: either(hf, name, second, None) for name, second in SECOND.items()}
-        changed = {"layer_types": None, **dict.fromkeys(UNREAD), **{k: v for k, v in found.items() if v is not None}}
+        changed = {"layer_types": None, **dict.fromkeys(UNREAD), **by_first_name(hf)}
         given: Any = ChainMap(changed, cast("MutableMapping[str, Any]", hf))
         given = with_missing(given, first_k_dense_replace=1, n_shared_experts=1)
         config = latent_config(given)

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 from dovetail.contracts.attention import AttentionLayer, ForwardBatch
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.device import is_on_host
 from dovetail.contracts.layers import BuildContext, Norm, Part, Stream
 from dovetail.sdk.layers.attention import attend_cached
 from dovetail.sdk.layers.matrix import Matrix
 from dovetail.sdk.layers.norm import RMSNorm
+from dovetail.sdk.layers.ops.invariant import at_once, by_rows, in_blocks
 from dovetail.sdk.layers.rope import head_order
 
 EPS = 1e-6
@@ -89,6 +91,8 @@ class LatentAttention(nn.Module):
         self.gate = ctx.linear("gate", hidden, heads, shard="out") if gate else None
         self.layer = AttentionLayer.of(spec, ctx.parallel.size)
         self._latent_rows = ctx.operation("latent_rows", R=self.rank, D=self.rope)
+        self._is_invariant = ctx.batch_invariant
+        self._shares = by_rows if ctx.batch_invariant and is_on_host(ctx.device) else at_once
 
     def forward(
         self,
@@ -109,7 +113,7 @@ class LatentAttention(nn.Module):
         values = q.new_empty(x.shape[0], q.shape[1], self.v_dim)
         self._attend(q, queries, row, batch, values)
         if self.gate is not None:
-            values = values * self.gate(x).float().sigmoid().to(values.dtype)[..., None]
+            values = values * self._shares(self.gate(x).float(), torch.sigmoid).to(values.dtype)[..., None]
         return self.out(values.flatten(1), add=add, scale=scale)
 
     def _attend(self, q: Tensor, queries: Tensor, row: Tensor, batch: ForwardBatch, out: Tensor) -> None:
@@ -124,6 +128,9 @@ class LatentAttention(nn.Module):
         """
         backend, n = batch.attention, batch.num_decode
         backend.write_kv(self.layer, row, row[..., : self.rank], batch)
+        if self._is_invariant:
+            self._attend_absorbed(q, queries, row, batch, out)
+            return
         if n < batch.num_requests and batch.seq_lens_cpu:
             q[n:, :, self.nope :] = queries[n:, :, self.rank :]
             if backend.forward_extend_latent(q[n:], self.kv_b.by_head(), self.layer, batch, out[n:]):
@@ -135,7 +142,31 @@ class LatentAttention(nn.Module):
         found = attend_cached(self.layer, queries, row, row[..., : self.rank], batch)
         torch.bmm(found.transpose(0, 1), to_values.transpose(1, 2), out=out.transpose(0, 1))
 
+    def _attend_absorbed(self, q: Tensor, queries: Tensor, row: Tensor, batch: ForwardBatch, out: Tensor) -> None:
+        """As `_attend`, every token in one form and by products of one shape, whatever the step has beside it."""
+        own = batch.attention.batch_of(self.layer.index, batch)
+        if own.attention.forward_latent(q, queries, self.kv_b.by_head(), self.layer, own, out):
+            return
+        to_keys, to_values = self.kv_b.split()
+        queries[..., : self.rank] = by_heads(q[..., : self.nope], to_keys)
+        found = attend_cached(self.layer, queries, row, row[..., : self.rank], batch)
+        out.copy_(by_heads(found, to_values.transpose(1, 2)))
+
 
 def _behind(num: int, order: tuple[int, ...] | None) -> tuple[int, ...] | None:
     """Return the order of a unit whose first `num` rows stay, and whose others have `order`."""
     return None if order is None else (*range(num), *(num + place for place in order))
+
+
+def by_heads(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply each head of `x` `[T, N, in]` by its matrix of `weight` `[N, in, out]`; returns `[T, N, out]`.
+
+    Rows do not depend on how many there are: see `in_blocks`.
+    """
+    num_heads, num_in, num_out = weight.shape
+
+    def product(rows: Tensor) -> Tensor:
+        split = rows.view(-1, num_heads, num_in).transpose(0, 1)
+        return torch.bmm(split, weight).transpose(0, 1).flatten(1)
+
+    return in_blocks(x.flatten(1), product).view(len(x), num_heads, num_out)

@@ -14,13 +14,13 @@ from typing import Any, ClassVar, cast
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.model import WeightRule
-from dovetail.sdk.config import either, with_missing
+from dovetail.sdk.config import with_missing
 from dovetail.sdk.rope_config import interleaved
 from dovetail_models.absent import with_absent
 from dovetail_models.deepseek import add_experts, check_choice, latent_config
 from dovetail_models.experts import ExpertModel, needed
 from dovetail_models.glm4_moe import sigmoid_routing
-from dovetail_models.kimi_linear import FULL, LINEAR, SECOND, KimiDecoder, KimiShape, checked, with_delta
+from dovetail_models.kimi_linear import FULL, LINEAR, KimiDecoder, KimiShape, by_first_name, checked, with_delta
 
 UNREAD = "num_nextn_predict_layers", "num_mtp_layers", "mtp_loss_scaling_factor", "tie_word_embeddings"
 """Keys that change nothing: layers that predict further tokens are not used, and transformers never ties the head."""
@@ -31,6 +31,7 @@ class Ling(ExpertModel):
 
     architectures: ClassVar[Sequence[str]] = ("BailingHybridForCausalLM",)
     decoder = KimiDecoder
+    batch_invariant = True
 
     @classmethod
     def config_from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
@@ -38,14 +39,12 @@ class Ling(ExpertModel):
         for key in UNREAD:
             hf.get(key)
         check_choice(hf, "hidden_act", "silu")
-        found = {name: either(hf, name, second, None) for name, second in SECOND.items()}
-        found |= {
+        changed = by_first_name(hf) | {
             "layer_types": None,
             "q_lora_rank": None,
             "tie_word_embeddings": None,
             "head_dim": needed(hf, "qk_rope_head_dim"),
         }
-        changed = {key: value for key, value in found.items() if value is not None or key not in SECOND}
         given: Any = ChainMap(changed, cast("MutableMapping[str, Any]", hf))
         given = with_missing(given, first_k_dense_replace=2, n_shared_experts=1, n_group=8)
         config = interleaved(latent_config(given))

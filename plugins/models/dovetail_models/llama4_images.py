@@ -15,13 +15,12 @@ import numpy as np
 
 from dovetail.contracts import ImageLayout, ImageProcessor, ModelError
 from dovetail.contracts.processor import Arrays
-from dovetail.sdk.pixels import resized
+from dovetail.sdk.pixels import cut, resized
 from dovetail_models.image_values import (
     BILINEAR,
     HALVES,
     check_fixed,
     object_of,
-    row_major,
     tile_sizes,
     token,
     whole,
@@ -119,7 +118,7 @@ class Llama4Images(ImageProcessor):
         if len(tiles) > 1:
             tiles = np.concatenate((tiles, resized(image, (side, side), BILINEAR)[None]))
         num = side // self.patch
-        return {"patches": row_major(tiles, self.patch), "grid": np.array([len(tiles), num, num], np.int32)}
+        return {"patches": cut(tiles, self.patch), "grid": np.array([len(tiles), num, num], np.int32)}
 
     def max_patches(self) -> int:
         """See `ImageProcessor`."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dovetail.contracts.attention import ForwardBatch
 from dovetail.contracts.cache import CacheTensor, Recurrent
 from dovetail.contracts.config import LayerSpec, ModelConfig
+from dovetail.contracts.errors import ModelError
 from dovetail.contracts.layers import BuildContext, Norm, Part, Stream
 from dovetail.contracts.model import WeightRule
 from dovetail.sdk.layers.base import Slot
@@ -75,10 +76,15 @@ class ScanShape(NamedTuple):
             hidden: Width of the model.
             prefix: Of the keys `expand`.
             names: Keys of D, R, K, and whether there are biases of the convolution and of projections.
+
+        Raises:
+            ModelError: R is below 1.
         """
         dim, rank, taps, conv_bias, bias = (hf.get(name) for name in names)
         expanded = int((hf.get(f"{prefix}expand") or 2) * hidden)
         rank = math.ceil(hidden / 16) if rank in (None, "auto") else int(rank)
+        if rank < 1:
+            raise ModelError(f"config.json: {names[1]} is {rank}; it must be 1 at least")
         conv_bias = True if conv_bias is None else bool(conv_bias)
         return cls(expanded, int(dim or 16), rank, int(taps or 4), conv_bias, bool(bias))
 

@@ -26,7 +26,7 @@ from dovetail.sdk.layers.mixer import Mixer, States
 from dovetail.sdk.layers.ops.conv import PIECE
 from dovetail.sdk.layers.pieces import Pieces
 from dovetail_models.experts import needed
-from dovetail_models.folding import ConvTaps, FoldingDecoder, HeadNumbers
+from dovetail_models.folding import ConvTaps, FoldingDecoder, HeadNumbers, check_silu
 
 MAMBA, ATTENTION = ("mamba", "linear_attention"), ("attention", "full_attention")
 """Names of types of layers, in either version of transformers."""
@@ -107,7 +107,7 @@ class MambaShape(NamedTuple):
         width = inner // heads if given == "auto" else int(given)
         if width * heads != inner:
             raise ModelError(f"config.json: {heads} mamba_n_heads of {width} numbers (mamba_d_head) are not {inner}")
-        if heads % groups:
+        if groups < 1 or heads % groups:
             raise ModelError(f"config.json: mamba_n_heads is {heads}; possible: multiples of mamba_n_groups, {groups}")
         low, high = step_limits(hf.get("time_step_limit") or (0.0, math.inf))
         conv_bias, bias = hf.get("mamba_conv_bias"), bool(hf.get("mamba_proj_bias"))
@@ -249,6 +249,7 @@ def mixed_types(hf: Mapping[str, Any], types: Sequence[str] | None) -> list[bool
 
 def with_mamba(config: ModelConfig, shape: MambaShape, is_mamba: Sequence[bool]) -> ModelConfig:
     """Replace attention by Mamba 2 in the layers where `is_mamba` is true; their weights are still to be `counted`."""
+    check_silu(config)
     layers = [shape.spec(spec.index) if mixed else spec for spec, mixed in zip(config.layers, is_mamba, strict=True)]
     return replace(config, layers=tuple(layers), extra={**config.extra, "mamba": shape})
 

@@ -26,7 +26,7 @@ from dovetail.sdk.config import dense_config, either, without_rope
 from dovetail.sdk.layers.moe import Router
 from dovetail.sdk.layers.norm import RMSNorm
 from dovetail.sdk.layers.transformer import MLP, SelfAttention
-from dovetail_models.experts import needed
+from dovetail_models.experts import check_routing, needed
 from dovetail_models.glm4_moe import sigmoid_routing
 from dovetail_models.llama import DenseDecoder, Llama
 from dovetail_models.mamba2 import Mamba2, MambaShape, mamba_rules
@@ -219,6 +219,7 @@ def _with_experts(config: ModelConfig, hf: Mapping[str, Any], num: int) -> Model
         raise ModelError(f"config.json: mlp_hidden_act is {config.hidden_act!r}; possible with experts: relu2")
     inner, shared = (size or needed(hf, "moe_intermediate_size") for size in sizes)
     routing, width = sigmoid_routing(hf), latent or hidden
+    check_routing(routing)
     routed = num * routing.num * 2 * width * inner
     others = num * (2 * hidden * shared + routing.num * hidden + 2 * hidden * latent)
     extra = {"routing": routing, "inner": inner, "shared_inner": shared, "latent": latent}

@@ -16,8 +16,14 @@ from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext
 from dovetail.contracts.model import WeightRule
 from dovetail.sdk.layers.norm import RMSNorm
-from dovetail.sdk.layers.tower import PatchEmbedding, TowerAttention, TowerLayer, axial_rope, merged_places
-from dovetail.sdk.layers.transformer import GatedMLP
+from dovetail.sdk.layers.tower import (
+    PatchEmbedding,
+    TowerAttention,
+    TowerLayer,
+    TowerMLP,
+    axial_rope,
+    merged_places,
+)
 from dovetail_models.image_values import CLIP_MEAN, CLIP_STD
 from dovetail_models.seeing import Projector, SeeingModel, check_value, checked_grid, number, numbers
 
@@ -85,7 +91,7 @@ class PixtralTower(nn.Module):
         width = config.hidden_size
         norms = RMSNorm(width, EPS, ctx), RMSNorm(width, EPS, ctx)
         attention = TowerAttention(width, facts["num_heads"], ctx.at("attention"), bias=False)
-        return TowerLayer(norms, attention, GatedMLP(config, ctx.at("mlp"), inner=facts["intermediate_size"]))
+        return TowerLayer(norms, attention, TowerMLP(config, ctx.at("mlp"), inner=facts["intermediate_size"]))
 
     def forward(self, patches: Tensor, grid: Sequence[int]) -> Tensor:
         """Map an image's patches `[N, 3 * patch * patch]`, row by row, to embeddings `[1, N / merged, hidden]`."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from dovetail.contracts import ImageLayout, ImageProcessor, ModelError, RequestError
 from dovetail.contracts.processor import Arrays
-from dovetail.sdk.pixels import resized
+from dovetail.sdk.pixels import resized_patches
 from dovetail_models.image_values import (
     BICUBIC,
     CLIP_MEAN,
@@ -22,7 +22,6 @@ from dovetail_models.image_values import (
     MAX_SIDE,
     check_fixed,
     object_of,
-    row_major,
     token,
     whole,
 )
@@ -89,7 +88,7 @@ class PixtralImages(ImageProcessor):
         A patch has its red values row by row, then the green and the blue ones.
         """
         size = self.resized(*image.size)
-        patches = row_major(resized(image, size, BICUBIC), self.patch)
+        patches = resized_patches(image, size, BICUBIC, self.patch)
         return {"patches": patches, "grid": np.array([1, size[1] // self.patch, size[0] // self.patch], np.int32)}
 
     def max_patches(self) -> int:

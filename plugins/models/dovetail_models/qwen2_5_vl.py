@@ -22,10 +22,10 @@ from dovetail.sdk.layers.tower import (
     PatchEmbedding,
     TowerAttention,
     TowerLayer,
+    TowerMLP,
     axial_rope,
     merged_places,
 )
-from dovetail.sdk.layers.transformer import GatedMLP
 from dovetail_models.image_values import CLIP_MEAN, CLIP_STD
 from dovetail_models.seeing import SeeingModel, checked_grid, numbers
 
@@ -102,7 +102,7 @@ class Qwen2_5Tower(nn.Module):
     @staticmethod
     def mlp(config: ModelConfig, ctx: BuildContext, inner: int) -> nn.Module:
         """Make a layer's MLP."""
-        return GatedMLP(config, ctx, bias=True, inner=inner)
+        return TowerMLP(config, ctx, bias=True, inner=inner)
 
     def forward(self, patches: Tensor, grid: Sequence[int]) -> Tensor:
         """Map the patches `[N, 3 * patch * patch]` of an image to embeddings `[1, N / merged, hidden]`."""

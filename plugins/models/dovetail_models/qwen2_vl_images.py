@@ -15,7 +15,7 @@ import numpy as np
 
 from dovetail.contracts import ImageLayout, ImageProcessor, ModelError, RequestError
 from dovetail.contracts.processor import MAX_IMAGE_PIXELS, Arrays
-from dovetail.sdk.pixels import resized
+from dovetail.sdk.pixels import resized_patches
 from dovetail_models.image_values import (
     BICUBIC,
     CLIP_MEAN,
@@ -82,13 +82,9 @@ class Qwen2VLImages(ImageProcessor):
         The patches of a merged block stand behind one another, in the order of the tower's merger. A patch has its
         red values row by row, then the green and the blue ones. transformers repeats it for a second frame.
         """
-        patch, merge = self.patch, self.merge
         wide, high = self.resized(*image.size)
-        pixels = resized(image, (wide, high), BICUBIC)
-        rows, columns = high // patch, wide // patch
-        blocks = pixels.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
-        patches = np.ascontiguousarray(blocks.transpose(0, 3, 1, 4, 6, 2, 5)).reshape(rows * columns, -1)
-        return {"patches": patches, "grid": np.array([1, rows, columns], np.int32)}
+        patches = resized_patches(image, (wide, high), BICUBIC, self.patch, self.merge)
+        return {"patches": patches, "grid": np.array([1, high // self.patch, wide // self.patch], np.int32)}
 
     def max_patches(self) -> int:
         """See `ImageProcessor`: at the bound of the pixels, or where sides are rounded up from the lower one."""

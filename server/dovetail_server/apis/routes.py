@@ -23,7 +23,7 @@ from dovetail_server.apis.responses.objects import ResponseObject
 from dovetail_server.apis.responses.reply import ResponsesWriter
 from dovetail_server.apis.responses.request import read as read_response
 from dovetail_server.apis.responses.schema import ResponsesRequest
-from dovetail_server.schema.models import OPENAI
+from dovetail_server.schema.tags import OPENAI
 
 CHAT = Route(
     name="chat_completions",

@@ -12,7 +12,7 @@ import msgspec
 from dovetail_server.apis.messages.batches import ENDPOINT
 from dovetail_server.batches.model import MAX_ERRORS, same_endpoint
 from dovetail_server.schema.batches import BatchError, decode_line
-from dovetail_server.schema.models import MESSAGES, OPENAI
+from dovetail_server.schema.tags import MESSAGES, OPENAI
 from dovetail_server.serving.served import Served
 from dovetail_server.storage.disk import open_to_read
 

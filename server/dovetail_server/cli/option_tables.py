@@ -8,11 +8,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.tables import table
-from dovetail_server.bench.workloads import Span
+
+if TYPE_CHECKING:
+    from dovetail_server.bench.workloads import Span
 
 T = TypeVar("T")
 

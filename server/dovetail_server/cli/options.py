@@ -6,10 +6,14 @@ Every mistake becomes a `ConfigError` whose one line says what was given and wha
 from __future__ import annotations
 
 import argparse
+import ast
 import difflib
+import functools
+import inspect
 import os
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from pydantic import ValidationError
@@ -17,7 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from dovetail.base.config_file import field_aliases
-from dovetail.base.word_numbers import wanted
+from dovetail.base.settings import Settings
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.tables import table
 from dovetail.plugins.options import option_key
@@ -82,7 +86,7 @@ WITHOUT_SOURCES = (
     "Dovetail is installed without its Python sources, where the descriptions of settings and fields stand: "
     "--help and /openapi.json list the names alone"
 )
-"""What a server of compiled files says: pydantic reads the docstrings of fields from the source files."""
+"""What a server of compiled files says: the docstrings of fields are read from the source files."""
 NOTES = "(notes)"
 """Where parsed flags carry what is to be said of them: no setting has such a name."""
 
@@ -151,12 +155,27 @@ def is_common(field: FieldInfo) -> bool:
 
 def source_notes() -> list[str]:
     """Return what is to be said where no setting has its description."""
-    return [] if any(field.description for field in ServeSettings.model_fields.values()) else [WITHOUT_SOURCES]
+    return [] if os.path.exists(inspect.getsourcefile(ServeSettings) or "") else [WITHOUT_SOURCES]
 
 
-def describe(field: FieldInfo, *, with_choices: bool = True) -> str:
+@functools.cache
+def descriptions() -> dict[str, str]:
+    """Return the docstring of each setting in one line; nothing where the sources are not installed."""
+    try:
+        trees = [ast.parse(inspect.getsource(each)) for each in ServeSettings.__mro__ if issubclass(each, Settings)]
+    except OSError:
+        return {}
+    return {
+        ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
+        for tree in trees
+        for field, text in pairwise(ast.iter_child_nodes(tree.body[0]))
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
+def describe(name: str, *, with_choices: bool = True) -> str:
     """Return the help text of a setting, with its default and, unless the metavar has them, its choices."""
-    text = field.description or ""
+    text, field = descriptions().get(name, ""), ServeSettings.model_fields[name]
     if with_choices and (choices := choices_of(field)):
         text += f" One of {', '.join(choices)}."
     default = field.default_factory() if field.default_factory is not None else field.default  # type: ignore[call-arg]
@@ -176,11 +195,12 @@ def metavar_of(name: str, choices: tuple[str, ...] = ()) -> str:
     return "{" + ",".join(choices) + "}" if choices else _METAVAR_OF.get(name, "NAME")
 
 
-def build_parser(show_all: bool) -> OptionParser:
-    """Build the parser; `show_all` lists the less common flags in its help too."""
+def build_parser(show_all: bool, *, describes: bool = False) -> OptionParser:
+    """Build the parser; `show_all` lists the less common flags in its help too, which it has if it `describes`."""
     more = " These are the common options; --help=all lists all."
     if show_all:
         more = " Flags of SGLang, vLLM and llama.cpp are known too: translated, ignored with a log line, or rejected."
+        more += " Options of plugins follow where flags name the plugins; `dovetail plugin info NAME` shows them, too."
     parser = OptionParser(
         "dovetail serve",
         add_help=False,
@@ -197,7 +217,8 @@ def build_parser(show_all: bool) -> OptionParser:
         if not has_flag(field):
             continue
         group = groups[GROUP_OF[name]]
-        shown = describe(field, with_choices=False) if show_all or is_common(field) else argparse.SUPPRESS
+        is_shown = describes and (show_all or is_common(field))
+        shown = describe(name, with_choices=False) if is_shown else argparse.SUPPRESS
         names = flag_names(name, field)
         if field.annotation is bool:
             group.add_argument(*names, dest=name, action=Once, is_flag=True, help=shown)
@@ -244,7 +265,7 @@ def parse_flags(argv: Sequence[str]) -> dict[str, Any] | str:
     translation = ArgumentTranslation(argv, {*known, "--help-all"})
     argv, plugins = split_plugin_flags(translation.argv)
     if show_all or any(arg in {"-h", "--help"} for arg in argv):
-        return parser.format_help()
+        return build_parser(show_all, describes=True).format_help()
     values = vars(parser.parse_args(check_names(argv, known)))
     given = {k: v for k, v in values.items() if k in ServeSettings.model_fields and v is not argparse.SUPPRESS}
     notes = {NOTES: tuple(translation.notes)} if translation.notes else {}
@@ -300,6 +321,8 @@ def check_environment() -> None:
 
 def explain(error: ValidationError, flags: dict[str, Any]) -> str:
     """Say in one line what is wrong with the first bad setting and where it was given."""
+    from dovetail.base.word_numbers import wanted
+
     first = error.errors()[0]
     reason = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:

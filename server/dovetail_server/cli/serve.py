@@ -81,7 +81,8 @@ def help_text(settings: PluginSettings) -> Iterator[str]:
         yield f"\noptions of {describe(plugin)}:"
         for option in describe_options(declared):
             default = f" [{option.default}]" if option.default is not None else ""
-            flag = f"  --{option_key(plugin.name)}.{option.flag} {option.type.upper()}"
+            unit = option.type if option.type.startswith("{") else option.type.upper()
+            flag = f"  --{option_key(plugin.name)}.{option.flag} {unit}"
             yield f"{flag:<29} {option.help}{default}".rstrip()
         variable = f"{ENV_PREFIX}PLUGIN__{option_key(plugin.name).replace('-', '_').upper()}__…"
         yield f"  Each can also be a variable {variable} or a line below plugins.{plugin.name} in --config FILE."

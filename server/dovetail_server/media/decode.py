@@ -143,7 +143,11 @@ def _on_white(image: Image) -> Image:
     from PIL import Image as Images
 
     if image.mode.startswith("I;16"):
-        image = image.convert("I").point(lambda value: value / 256).convert("L")
+        import numpy as np
+
+        values, clear = np.asarray(image), image.info.get("transparency")
+        is_clear = False if clear is None else values == clear  # Pillow would look for it among greys of 8 bits
+        return Images.fromarray(np.where(is_clear, 255, values >> 8).astype(np.uint8)).convert("RGB")
     if not image.has_transparency_data:
         return image if image.mode == "RGB" else image.convert("RGB")
     image = image if image.mode == "RGBA" else image.convert("RGBA")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.processor import MAX_IMAGE_PIXELS, ImageProcessor
 from dovetail.messages.media import content_digest, framed_digest, write_arrays
-from dovetail.processing.images import PreparedImage, layout_of
+from dovetail.processing.images import PreparedImage
 from dovetail.sdk.pixels import THREADS
 from dovetail_server.media import decode
 from dovetail_server.media.addresses import AllowedDomains
@@ -25,6 +25,7 @@ from dovetail_server.media.rules import (
     MediaQuestion,
     MediaRules,
     MediaSought,
+    layout_of,
 )
 from dovetail_server.media.sources import ImageKey, ImageSource, data_of, read_local, read_regular, source_of
 

@@ -1,10 +1,20 @@
-"""What processes that load images are told, and what they ask their server."""
+"""What processes that load images are told, what they ask their server, and which sizes of images they refuse."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+
 import msgspec
 
+from dovetail.contracts.errors import RequestError
+from dovetail.contracts.processor import ImageLayout, ImageProcessor
 from dovetail.processing.images import PreparedImage
+
+STEP = 0.9
+"""Of each size that is tried for a hint to the next one."""
+NEAR = 0.05
+"""By how much the shape of a hint may differ: whole pixels of a tiny image are of any shape."""
 
 
 class MediaRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,3 +82,49 @@ class MediaMade(msgspec.Struct, frozen=True, tag=True):
 
 
 MediaMessage = MediaQuestion | MediaFetched | MediaSought | MediaMade
+
+
+def layout_of(
+    processor: ImageProcessor,
+    width: int,
+    height: int,
+    param: str,
+    max_patches: int | None = None,
+    max_tokens: int | None = None,
+) -> ImageLayout:
+    """Return an image's layout; what the processor refuses names the part of the request.
+
+    Raises:
+        RequestError: The model takes no image of this size, or it has more patches than `max_patches`, or more tokens
+            than `max_tokens`, the context length.
+    """
+    try:
+        found = processor.layout(width, height)
+    except RequestError as error:
+        raise RequestError(f"{param}: {error.message}", param=param, code=error.code or "invalid_image") from None
+
+    def beyond(made: ImageLayout) -> str | None:
+        if max_patches is not None and made.num_patches > max_patches:
+            return f"{made.num_patches} patches for this model; possible: {max_patches} (--max-image-patches)"
+        if max_tokens is not None and len(made.ids) > max_tokens:
+            return f"{len(made.ids)} tokens for this model; possible: {max_tokens}, its context length"
+        return None
+
+    if (why := beyond(found)) is None:
+        return found
+    smaller = _that_fits(processor, width, height, lambda made: beyond(made) is None)
+    text = f"{param}: an image of {width} x {height} pixels has {why}; {smaller}"
+    raise RequestError(text, param=param, code="image_too_large")
+
+
+def _that_fits(processor: ImageProcessor, width: int, height: int, fits: Callable[[ImageLayout], bool]) -> str:
+    """Say how large an image of this shape may be, or that its size does not matter."""
+    scale = STEP
+    while min(width, height) * scale >= 1:
+        wide, high = int(width * scale), int(height * scale)
+        scale *= STEP
+        if abs(wide * height - high * width) <= NEAR * high * width:
+            with suppress(RequestError):
+                if fits(processor.layout(wide, high)):
+                    return f"shrink it to {wide} x {high}"
+    return "send an image of another shape"

@@ -50,16 +50,18 @@ def source_of(part: Mapping[str, Any], param: str) -> ImageSource:
     """
     param = place_of(part, param)
     inner = part.get("image" if part["type"] == "image" else "image_url")
-    fields = inner if isinstance(inner, Mapping) else {"url": inner, **part}
-    url, file_id = fields.get("url"), fields.get("file_id")
-    detail = fields.get("detail") or part.get("detail") or "auto"
-    if detail not in DETAILS:
-        raise _wrong(f"detail {str(detail)[:40]!r} is unknown; possible: {', '.join(DETAILS)}", param)
-    if (url is None) == (file_id is None):
-        raise _wrong(f"an {part['type']} part needs a URL (data:image/png;base64,…) or a file_id, and not both", param)
-    if not isinstance(found := file_id if url is None else url, str) or not found.strip():
+    places = inner if isinstance(inner, Mapping) else {"url": inner}, part
+    details = [place["detail"] for place in places if place.get("detail") is not None]
+    for detail in details:
+        if detail not in DETAILS:
+            raise _wrong(f"detail {str(detail)[:40]!r} is unknown; possible: {', '.join(DETAILS)}", param)
+    given = [(key, place[key]) for place in places for key in ("url", "file_id") if place.get(key) is not None]
+    if len(given) != 1:
+        raise _wrong(f"an {part['type']} part needs a URL (data:image/png;base64,…) or a file_id, one alone", param)
+    [(key, found)] = given
+    if not isinstance(found, str) or not found.strip():
         raise _wrong("the URL or file_id of an image must be a text, and not an empty one", param)
-    return ImageSource(param, url=(url or "").strip(), file_id=file_id or "")
+    return ImageSource(param, url=found.strip()) if key == "url" else ImageSource(param, file_id=found)
 
 
 def _wrong(message: str, param: str) -> RequestError:
@@ -151,13 +153,16 @@ _SPACE = dict.fromkeys(map(ord, " \t\n\f\r"))
 def data_of(url: str) -> bytes:
     """Return what a `data:` URL holds. Its media type is looked at for videos and sound only: the bytes tell.
 
+    A fragment is left out, as browsers do.
+
     Raises:
         MediaError: It is not base64, too large, or says that it is no image.
     """
+    url = url.partition("#")[0]
     head, comma, _ = url[: MAX_HEAD + 5].partition(",")
     if not comma:
         raise _invalid("the data: URL has no comma before its data; send data:image/png;base64,…")
-    kinds = head[5:].lower().split(";")
+    kinds = [kind.strip() for kind in head[5:].lower().split(";")]
     if (kind := kinds[0].partition("/")[0]) in REFUSED:
         raise MediaError(f"{kind} is not read here; possible: images and text", "unsupported_image_media_type")
     if "base64" not in kinds[1:]:

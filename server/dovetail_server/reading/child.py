@@ -125,7 +125,7 @@ class PreloadedState:
                 self._media = self._text.images = None
                 self._text.template.no_images = f"{NO_PILLOW} ({' '.join(str(error).split())[:120]})"
                 log.complain(f"dovetail: requests with images are refused: {self._text.template.no_images}")
-        self._num_threads = start.num_threads
+        self._num_threads, self._num_cores = start.num_threads, start.num_cores
         installed()
 
     def serve(self, channel: socket.socket) -> None:
@@ -134,7 +134,7 @@ class PreloadedState:
         num_threads = self._num_threads
         if self._media is not None:
             keep_blocks()  # before there is a job: of what an image takes, a third were page faults
-            if num_threads >= MANY_THREADS:
+            if self._num_cores >= MANY_THREADS:
                 THREADS.number = MANY_THREADS
                 num_threads += MANY_THREADS
         addresses = address_space()

@@ -91,6 +91,7 @@ class ReadingContext(ServingContext):
                 processor=processor,
                 served=self.served,
                 num_threads=num_threads(),
+                num_cores=num_cores(),
                 media=media,
                 no_images=text.template.no_images,
             )

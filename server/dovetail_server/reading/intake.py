@@ -74,7 +74,8 @@ async def job_of(http: HttpRequest, state: ReadingContext, route: Route, *, runs
     early = EarlyPrefill(state)
 
     def begun(message: PromptBegun) -> None:
-        early.begin(unpacked(message.ids).tolist(), message.priority, message.cache_salt)
+        known = unpacked(message.ids).tolist(), message.num_about, message.seconds
+        early.begin(*known, message.priority, message.cache_salt)
 
     def finish() -> Job:
         return make_job(state, route, outcome.read_requests(), is_rendered=True)

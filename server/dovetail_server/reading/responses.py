@@ -324,7 +324,10 @@ async def open_store(state: ReadingContext, request: ResponsesRequest, *, refers
     if not needs and (is_off or request.store is False):
         return None
     try:
-        return await state.stored_responses()
+        store = await state.stored_responses()
+        if request.store:
+            await store.check_writable()
+        return store
     except errors.ServiceError as error:
         if needs:
             raise

@@ -34,7 +34,7 @@ from dovetail_server.apis.score.schema import ScoreRequest
 from dovetail_server.apis.tokens import serve as tokens
 from dovetail_server.apis.tokens.schema import DetokenizeRequest, TokenizeRequest
 from dovetail_server.reading.wire import MAX_BESIDE
-from dovetail_server.schema.models import MESSAGES, OPENAI
+from dovetail_server.schema.tags import MESSAGES, OPENAI
 from dovetail_server.serving.context import ServingContext
 from dovetail_server.serving.prompts import Prompts
 from dovetail_server.serving.served import Served

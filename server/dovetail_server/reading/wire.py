@@ -38,6 +38,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
         processor: What a prompt depends on beside its request.
         served: The model's names.
         num_threads: A copy tokenizes with so many.
+        num_cores: Its images may keep so many busy, whatever the environment says of the tokenizer's threads.
         media: What images may be; None where there can be none, …
         no_images: … and why.
     """
@@ -45,6 +46,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     processor: ProcessorStart
     served: Served
     num_threads: int = 1
+    num_cores: int = 1
     media: MediaRules | None = None
     no_images: str = NO_IMAGES
 
@@ -121,15 +123,19 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class PromptBegun(msgspec.Struct, frozen=True, tag=True):
-    """The first tokens of the request's only prompt, whose rest is being tokenized; there is no answer.
+    """The next tokens of the request's only prompt, whose rest is being tokenized; there is no answer.
 
     Attributes:
-        ids: Packed.
+        ids: Packed: those behind the ones sent before.
+        num_about: About how many tokens the prompt will have.
+        seconds: How long it took so far.
         priority: The request's.
         cache_salt: The request's own.
     """
 
     ids: memoryview
+    num_about: int
+    seconds: float
     priority: int
     cache_salt: str
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +26,7 @@ from dovetail_server.schema.batches import decode_line
 from dovetail_server.serving.served import Served
 
 ReferenceLookup = Callable[[Question], ReferencedItems]
-Begun = Callable[[list[int]], None]
+Begun = Callable[[list[int], int], None]
 TOKENIZER = Tokenizer.__module__
 MOST_EARLY = 1 << 16
 """Tokens of a beginning at most: while the engine computes so many, the rest of any prompt is tokenized."""
@@ -92,8 +93,16 @@ def _begun(text: Processor, requests: list[Request], send: Callable[[PromptBegun
         return None  # then all of it is computed, whatever is cached
     if prompt.drops_turns if isinstance(prompt, Chat) else prompt.suffix or prompt.images:
         return None
-    most, priority, salt = min(MOST_EARLY, text.limits.context_len - 1), request.priority, request.cache_salt
-    return lambda ids: send(PromptBegun(packed(ids), priority, salt)) if len(ids) <= most else None
+    most, num_sent, began = min(MOST_EARLY, text.limits.context_len - 1), 0, time.perf_counter()
+
+    def begun(ids: list[int], num_about: int) -> None:
+        nonlocal num_sent
+        if num_sent < len(ids) <= most:
+            new, took_s = packed(ids[num_sent:]), time.perf_counter() - began
+            send(PromptBegun(new, num_about, took_s, request.priority, request.cache_salt))
+            num_sent = len(ids)
+
+    return begun
 
 
 def part_of(error: BaseException) -> str | None:

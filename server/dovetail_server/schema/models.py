@@ -8,9 +8,6 @@ import msgspec
 
 DEFAULT_MODEL = "default"
 """What SGLang's clients call the model of a server that they do not know."""
-OPENAI, MESSAGES = "openai", "messages"
-TAGS = {"openai": (OPENAI, "responses"), "anthropic": (MESSAGES,), "sglang": ("native",)}
-"""Of each built-in API, the tags of its routes."""
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):

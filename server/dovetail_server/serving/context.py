@@ -17,7 +17,7 @@ from dovetail_server.errors import catalogue as errors
 from dovetail_server.http.auth import CALLER, Keys
 from dovetail_server.http.journal import JOURNAL
 from dovetail_server.http.origin import ORIGIN
-from dovetail_server.schema.models import OPENAI
+from dovetail_server.schema.tags import OPENAI
 from dovetail_server.serving.hooks import ApiHooks
 from dovetail_server.serving.served import Served
 from dovetail_server.settings.serve import ServeSettings

@@ -16,6 +16,34 @@ if TYPE_CHECKING:
     from dovetail_server.serving.context import ServingContext
     from dovetail_server.tenants.tenant import Tenant
 
+WEIGHTS_PER_S = 2e12
+"""Bytes of weights for which a step more costs a second: of Qwen3.5-35B-A3B it took about 40 ms on an H200, which reads
+them in half that time. On a slower device a dense model's step costs more, and yet as little beside its tokens."""
+
+
+def next_end(
+    num_sent: int, num_known: int, num_about: int, num_new: int, seconds: float, size: int, step_s: float
+) -> int:
+    """Return where the next beginning of a prompt ends, or 0 while another one does not pay.
+
+    It adds no step to those that the prompt takes, unless waiting for the tokens that spare the step takes longer. So a
+    step that reads the weights of many experts is filled, and one of a small model begins soon.
+
+    Args:
+        num_sent: Tokens of the beginnings before: this one has twice as many at least.
+        num_known: Tokens that are known, …
+        num_about: … and about how many the prompt will have.
+        num_new: Of those known, what came last, all at once: as many will come next.
+        seconds: How long it took to know so many.
+        size: Tokens that a step takes.
+        step_s: What a step costs beside its tokens.
+    """
+    last = (num_known - num_sent) % size
+    lacks = (num_about - num_sent - 1) % size + 1 - last  # with so many more, all steps behind it are full
+    waits_s = seconds / num_known * num_new * -(-lacks // num_new)
+    end = num_known - last if lacks > 0 and waits_s <= step_s else num_known
+    return end if end >= 2 * num_sent else 0
+
 
 class EarlyPrefill:
     """What the engine computes for one request that is not submitted yet. Used from the event loop.
@@ -27,26 +55,25 @@ class EarlyPrefill:
     def __init__(self, state: ServingContext) -> None:
         """Nothing has begun."""
         self._state = state
+        self._ids: list[int] = []
+        self._known, self._asked, self._num_sent = (0, 0, 0.0), (0, ""), 0
         self._tasks: list[asyncio.Task[None]] = []
         self._ends: list[TokenDelta] = []
         self._owed: tuple[Tenant, int] | None = None
 
-    def begin(self, ids: list[int], priority: int, cache_salt: str) -> None:
-        """Have the first tokens of the prompt computed, behind those of earlier calls.
+    def begin(self, ids: list[int], num_about: int, seconds: float, priority: int, cache_salt: str) -> None:
+        """Take the next tokens of the prompt, and have the engine compute what is known of it as soon as that pays.
 
         Args:
-            ids: Of the whole prompt up to there.
+            ids: Those behind the ones of earlier calls.
+            num_about: About how many the prompt will have.
+            seconds: How long it took to tokenize all up to there.
             priority: The request's, as its client asked.
             cache_salt: The request's own.
         """
-        with suppress(DovetailError):  # whatever is wrong, the request itself is refused for it
-            if not self._may_begin(len(ids)):
-                return
-            service = service_of(priority, cache_salt)
-            submit = Submit(rid="", prompt_ids=ids, params=SamplerParams(max_tokens=1), prefill_only=True, **service)
-            stream = self._state.engine.submit(submit)
-            self._owed = CALLER.get().tenant, len(ids)
-            self._tasks.append(self._state.tasks.start("early prefill", self._read(stream)))
+        self._ids += ids
+        self._known, self._asked = (num_about, len(ids), seconds), (priority, cache_salt)
+        self._go_on()
 
     def num_cached(self, num_found: int) -> int:
         """Return how much of the prompt was cached before anything began, of what the request found in the end."""
@@ -58,8 +85,9 @@ class EarlyPrefill:
         return num_found
 
     def admitted(self) -> None:
-        """The request was let in, and all of its prompt counted."""
+        """The request was let in, and all of its prompt counted: nothing more begins."""
         self._owed = None
+        self._ids.clear()
 
     def close(self) -> None:
         """Abort what still runs. If the request never came, what was begun for it counts as its caller's tokens."""
@@ -70,20 +98,38 @@ class EarlyPrefill:
             tenant.used(num_tokens)
             self._owed = None
 
-    def _may_begin(self, num_tokens: int) -> bool:
-        """Whether the engine would have nothing better to do.
+    def _go_on(self) -> None:
+        """Have the next beginning computed if there is one."""
+        with suppress(DovetailError):  # whatever is wrong, the request itself is refused for it
+            if not self._ids or not (end := self._next_end()):
+                return
+            ids, params, service = self._ids[:end], SamplerParams(max_tokens=1), service_of(*self._asked)
+            submit = Submit(rid="", prompt_ids=ids, params=params, prefill_only=True, **service)
+            stream = self._state.engine.submit(submit)
+            self._num_sent, self._owed = end, (CALLER.get().tenant, end)
+            self._tasks.append(self._state.tasks.start("early prefill", self._read(stream)))
+
+    def _next_end(self) -> int:
+        """Return where the next beginning ends; 0 if there is none, or the engine has something better to do.
 
         Raises:
             DovetailError: The request will be refused.
         """
         state = self._state
         state.check_ready()
-        state.check_room(1, num_tokens, is_counted=False)
-        if state.settings.disable_radix_cache or state.num_live >= state.info.max_running_requests:
-            return False
-        return state.engine.num_unanswered <= len(self._tasks) - len(self._ends)
+        info = state.info
+        if state.settings.disable_radix_cache or state.num_live >= info.max_running_requests:
+            return 0
+        if state.engine.num_unanswered:  # by others, or by the beginning before: meanwhile more becomes known
+            return 0
+        size = info.chunk_size if info.chunk_size > 0 else info.context_len
+        step_s = info.weight_bytes / WEIGHTS_PER_S
+        end = next_end(self._num_sent, len(self._ids), *self._known, size, step_s)
+        state.check_room(1, end, is_counted=False)
+        return end
 
     async def _read(self, stream: TokenStream) -> None:
         with suppress(DovetailError):  # the engine is gone, which the request will meet
             async with aclosing(stream):
                 self._ends.append(await anext(stream))
+        self._go_on()

@@ -16,7 +16,6 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from dovetail.contracts.errors import ConfigError, PluginError
-from dovetail.contracts.hooks import HealthCheck, RouteSet
 from dovetail.plugins.loader import describe
 from dovetail_server.http.auth import check_admin
 from dovetail_server.observe.observers import KINDS, Observers
@@ -65,6 +64,8 @@ class ApiHooks:
         Raises:
             PluginError: One failed, or returned what its hook does not.
         """
+        from dovetail.contracts.hooks import HealthCheck
+
         for result in manager.in_process("dovetail_routes", "api"):
             self.add_routes(result.plugin, result.value)
         for result in manager.in_process("dovetail_health", "api"):
@@ -81,6 +82,8 @@ class ApiHooks:
         Raises:
             PluginError: It returned no `RouteSet`, a path is malformed, or another plugin has the path.
         """
+        from dovetail.contracts.hooks import RouteSet
+
         if not isinstance(value, RouteSet):
             raise _wrong(plugin, "dovetail_routes", value, "RouteSet")
         if not re.fullmatch(r"[\w.-]+", plugin.name):

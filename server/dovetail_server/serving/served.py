@@ -9,7 +9,8 @@ import msgspec
 
 from dovetail_server.errors import catalogue as errors
 from dovetail_server.http.addresses import DEPLOYMENT
-from dovetail_server.schema.models import DEFAULT_MODEL, OPENAI, TAGS
+from dovetail_server.schema.models import DEFAULT_MODEL
+from dovetail_server.schema.tags import OPENAI, TAGS
 
 
 class Served(msgspec.Struct, frozen=True):

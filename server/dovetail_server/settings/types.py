@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, SecretStr
 from pydantic_settings import NoDecode
 
 from dovetail.base.word_lists import given_names, split_words
-from dovetail_server.schema.models import TAGS
+from dovetail_server.schema.tags import TAGS
 
 
 def split_keys(value: object) -> object:
@@ -52,10 +52,10 @@ def check_hosts(names: list[str]) -> list[str]:
 
 
 def check_aliases(aliases: list[str]) -> list[str]:
-    """Refuse an API without routes that name a model, and a pattern of nothing."""
+    """Refuse an API without routes that name a model, a pattern of nothing, and JSON: no alias has a target."""
     for alias in aliases:
         api, is_for_api, pattern = alias.rpartition("=")
-        if not pattern or (is_for_api and api not in TAGS):
+        if not pattern or pattern[0] in "{[" or (is_for_api and api not in TAGS):
             raise ValueError(f"{alias!r} is no PATTERN such as gpt-*, nor API=PATTERN with API of: {', '.join(TAGS)}")
     return aliases
 

@@ -11,7 +11,6 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from dovetail.base import imports
 from dovetail.base.distribution import DISTRIBUTION
 from dovetail.base.settings import EngineSettings
 from dovetail.contracts.errors import EngineError
@@ -24,6 +23,7 @@ from dovetail_server.reading.threads import num_threads, set_threads
 from dovetail_server.serving.hooks import ApiHooks
 from dovetail_server.settings.serve import ServeSettings
 from dovetail_server.start.startup import ENGINE, StartupTimer, engine_notes
+from dovetail_server.supervision import imports
 from dovetail_server.supervision.supervisor import LAST_RESORT_S, Supervisor
 
 if TYPE_CHECKING:

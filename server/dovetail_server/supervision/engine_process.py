@@ -11,9 +11,7 @@ from typing import Any
 import msgspec
 
 from dovetail.base.settings import EngineSettings
-from dovetail.engine.stall_logger import EngineWatchdog
 from dovetail.engine.streams import ABORTED, CLOSED, EngineTokenStream, RequestEntry, StreamClient
-from dovetail.engine.wire import Start
 from dovetail.messages import (
     POISON,
     Abort,
@@ -31,7 +29,9 @@ from dovetail.messages import (
 from dovetail.plugins import PluginPlan
 from dovetail_server.supervision.poison_isolation import ALARM_S, RestartLimit, has_got_on, note_crash, to_try
 from dovetail_server.supervision.process_handle import EngineProcess
+from dovetail_server.supervision.stall_logger import EngineWatchdog
 from dovetail_server.supervision.supervisor import Supervisor
+from dovetail_server.supervision.wire import Start
 
 logger = logging.getLogger("dovetail.engine")
 
@@ -67,7 +67,7 @@ class ProcessClient(StreamClient):
     ) -> None:
         """Prepare; `start` starts the first engine."""
         super().__init__(seed=settings.random_seed)
-        self.command: tuple[str, ...] = ("-m", "dovetail.client.engine_main")
+        self.command: tuple[str, ...] = ("-m", "dovetail_server.supervision.engine_main")
         """Arguments of the interpreter, before the path of the socket."""
         names = EngineSettings.model_fields
         plain = EngineSettings.model_validate({name: getattr(settings, name) for name in names})

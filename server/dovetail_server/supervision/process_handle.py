@@ -18,8 +18,8 @@ import msgspec
 
 from dovetail.base.frames import FrameReader, frame
 from dovetail.base.process_limits import ENGINE_ENVIRONMENT
-from dovetail.engine.wire import Start, SubmitEncoder
 from dovetail.messages import EngineFailed, FromEngine, ToEngine
+from dovetail_server.supervision.wire import Start, SubmitEncoder
 
 # The directory of the socket between server and engine, which only this user can enter.
 #

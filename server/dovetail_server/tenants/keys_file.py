@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
 import logging
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 
 from dovetail.contracts.errors import ConfigError
@@ -23,9 +21,6 @@ MAX_KEYS = 10_000
 HASH = r"^sha256:[0-9a-f]{64}$"
 PER_MINUTE = 1 << 40
 PRIORITIES = ((-1 << 31), (1 << 31) - 1)
-MAX_DEPTH = 8
-LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
-"""Only its events are used: its nodes are made by recursion, which in libyaml's fast one ends the process."""
 Steps = tuple[str | int, ...]
 
 
@@ -118,17 +113,12 @@ def read_keys_file(path: Path) -> tuple[KeyEntry, ...]:
         raise ConfigError(f"{where}: {error.strerror}; give a readable YAML file") from None
     if len(raw) > MAX_BYTES:
         raise ConfigError(f"{where}: is over {MAX_BYTES} bytes")
+    from dovetail_server.tenants import lined_yaml  # YAML, for servers that have such a file
+
     lines: dict[Steps, int] = {}
     try:
-        value = _document(yaml.parse(raw.decode("utf-8"), Loader=LOADER), lines)
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise ConfigError(f"{where} line {line}: not UTF-8") from None
-    except yaml.YAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        line = 1 if mark is None else mark.line + 1
-        raise ConfigError(f"{where} line {line}: not valid YAML{f': {problem}' if problem else ''}") from None
-    except _FaultError as error:
+        value = lined_yaml.read(raw, lines)
+    except lined_yaml.FaultError as error:
         raise ConfigError(f"{where} {error}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{where} line 1: expected `keys:` and a list of keys")
@@ -148,61 +138,6 @@ def read_keys_file(path: Path) -> tuple[KeyEntry, ...]:
             elif counts[getattr(key, field)] < 0:
                 raise ConfigError(f"{where} {_place(lines, ('keys', i, field))} another key has it, too")
     return keys
-
-
-class _FaultError(Exception):
-    """A fault of the file that neither YAML nor the schema knows."""
-
-
-def _document(events: Iterator[yaml.Event], lines: dict[Steps, int]) -> Any:
-    """Return the value of the only document, None for none. Notes in `lines` where each part of it stands.
-
-    Raises:
-        _FaultError: There are several documents, or see `_value`.
-    """
-    found = [event for event in itertools.islice(events, 3) if isinstance(event, yaml.NodeEvent)]
-    value = _value(events, found[0], (), lines) if found else None
-    for event in events:
-        if isinstance(event, yaml.DocumentStartEvent):
-            raise _FaultError(f"{_line(event)}: a second document begins; the file is one")
-    return value
-
-
-def _value(events: Iterator[yaml.Event], first: yaml.Event, path: Steps, lines: dict[Steps, int]) -> Any:
-    """Return the value whose events begin with `first`: texts, lists and mappings.
-
-    Raises:
-        _FaultError: A field stands twice in one place, its name is no text, or values nest too deeply; or there is an
-            alias: what it repeats may have no end.
-    """
-    lines[path] = _line_number(first)
-    if isinstance(first, yaml.AliasEvent):
-        raise _FaultError(f"{_line(first)}: YAML's aliases (*name) are not taken; write the value out")
-    if isinstance(first, yaml.ScalarEvent):
-        return first.value
-    if len(path) > MAX_DEPTH:
-        raise _FaultError(f"{_line(first)}: is nested too deeply")
-    if isinstance(first, yaml.SequenceStartEvent):
-        items: list[Any] = []
-        while not isinstance(event := next(events), yaml.SequenceEndEvent):
-            items.append(_value(events, event, (*path, len(items)), lines))
-        return items
-    fields: dict[str, Any] = {}
-    while not isinstance(event := next(events), yaml.MappingEndEvent):
-        if not isinstance(event, yaml.ScalarEvent):
-            raise _FaultError(f"{_line(event)}: the name of a field is no text; write a word")
-        if event.value in fields:
-            raise _FaultError(f"{_line(event)}: {event.value!r} is given twice")
-        fields[event.value] = _value(events, next(events), (*path, event.value), lines)
-    return fields
-
-
-def _line_number(event: yaml.Event) -> int:
-    return 1 if event.start_mark is None else event.start_mark.line + 1
-
-
-def _line(event: yaml.Event) -> str:
-    return f"line {_line_number(event)}"
 
 
 def _place(lines: dict[Steps, int], loc: Steps) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 from server_tiny import write_model
 
-from dovetail.base import imports
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat
 from dovetail.processing.processor import Processor
@@ -23,6 +22,7 @@ from dovetail.text.chat.template import ChatTemplate
 from dovetail.text.inline import InlineCostError
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 from dovetail_parsers.derived.derive import derive
+from dovetail_server.supervision import imports
 
 CALL = {"id": "abcdef123", "type": "function", "function": {"name": "f", "arguments": '{"a": "b"}'}}
 CONVERSATIONS: list[list[dict[str, Any]]] = [

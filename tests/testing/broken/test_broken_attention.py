@@ -189,6 +189,11 @@ class DependsOnTheChunk(Right):
             start += new
 
 
+class LatentDependsOnTheChunk(DependsOnTheChunk):
+    def attend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor, requests: range) -> None:
+        (super() if layer.latent else super(DependsOnTheChunk, self)).attend(q, layer, batch, out, requests)
+
+
 class Boastful(Right):
     @classmethod
     def why_not(cls, config: Any, device: Any, dtype: Any, page_size: int) -> str | None:
@@ -390,6 +395,7 @@ FAULTS: dict[str, tuple[type[Right], str, str]] = {
     "changes its inputs": (ChangesQueries, "test_inputs_are_only_read", "it changes q, which it must only read"),
     "not batch invariant": (DependsOnTheBatch, "test_batch_invariance", "not batch invariant: request 0"),
     "chunks round otherwise": (DependsOnTheChunk, "test_invariance_of_chunks", "tokens 64 to 65 differ in a chunk"),
+    "latent chunks round otherwise": (LatentDependsOnTheChunk, "test_invariance_of_chunks", "latent rows whose"),
     "projection not rotated": (RotatesNothing, "test_decode_from_the_projection", "forward_decode_qkv: wrong result"),
     "projection not written": (
         WritesNothing,

@@ -235,7 +235,7 @@ FAULTS: dict[str, tuple[type[KernelSet], str, str]] = {
     "rows that nobody asks for": (Beyond, ANSWERS, "of which (0, 2147483647) are asked"),
     "overwrites what it may not": (Overwrites, ANSWERS, "may overwrite nothing, not weight"),
     "a refusal of two lines": (Long, ANSWERS, "is not one line"),
-    "cannot be made": (CannotMake, MEANING, "and cannot make it: ImportError: no module named acme_kernels"),
+    "cannot be made": (CannotMake, MEANING, "raised ImportError: no module named acme_kernels"),
     "a trial of fewer operands": (
         faulty(trial=lambda ask, rows, device: [torch.zeros(rows, 63)]),
         "test_trials_are_operands",

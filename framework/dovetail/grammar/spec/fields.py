@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -194,6 +194,8 @@ def _json_text(value: Any, param: str) -> str:
     if nesting(value) > MAX_NESTING:
         text = f"{param} is nested more than {MAX_NESTING} deep; flatten it, for instance with $ref"
         raise RequestError(text, param=param, code="grammar_too_complex")
+    for key in _strange_keys(value):
+        raise _wrong(param, f"must be JSON: its key {key!r:.80} is no text; write it as a string")
     try:
         check_size(len(msgspec.json.encode(value)))  # Python's writer takes five times the text's memory
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -201,6 +203,13 @@ def _json_text(value: Any, param: str) -> str:
         raise RequestError(f"{param}: {error.message}", param=param, code=error.code) from None
     except (TypeError, ValueError) as error:
         raise _wrong(param, f"must be JSON: {error}") from None
+
+
+def _strange_keys(value: Any) -> Iterator[Any]:
+    """Yield the keys of objects that are no texts: Python's writer would make texts of them."""
+    yield from (key for key in (value if isinstance(value, dict) else ()) if not isinstance(key, str))
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        yield from _strange_keys(part)
 
 
 def _wrong(param: str, why: str) -> RequestError:

@@ -95,6 +95,7 @@ def _layer(spec: LayerSpec) -> Iterator[str]:
         what = "sliding window" if isinstance(spec.reach, Window) else "chunk"
         yield f"its {what} is {spec.reach.size}; it must be 1 token at least, and null means none"
     if spec.state:
+        yield from (_at_least_one(f"a size of its state {t.name!r}", min(t.shape, default=1)) for t in spec.state)
         return
     for name in ("num_qo_heads", "num_kv_heads", "qk_dim", "v_dim"):
         yield _at_least_one(name, getattr(spec, name))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dovetail.base.settings import EngineSettings
 from dovetail.contracts.device import Device, DeviceView, is_interpreted
-from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.errors import ConfigError, PluginError, described
 from dovetail.plugins import Registry
-from dovetail.plugins.loader import import_planned
+from dovetail.plugins.loader import describe, import_planned
 from dovetail.plugins.plan import AUTO, as_planned, candidates
 from dovetail.runtime.memory.checks import check_devices
 
@@ -44,7 +44,7 @@ def check_device(registry: Registry, name: str) -> str:
 
     Raises:
         ConfigError: It surely is not here, or its name has a number behind it, as torch writes devices.
-        PluginError: See `installed`.
+        PluginError: See `installed`; or its class fails.
     """
     kind, _, number = name.partition(":")
     if number.isdecimal() and kind in registry.names(KIND):
@@ -52,9 +52,19 @@ def check_device(registry: Registry, name: str) -> str:
         raise ConfigError(f"{text}; --devices {number} chooses one of several")
     found = installed(registry, name)
     if name == AUTO:
-        return AUTO if any(not cls.is_host and cls.surely_absent() is None for _, cls in found) else HOST
-    _refuse(name, found[0][1].surely_absent())
+        return AUTO if any(not each[1].is_host and _surely_absent(registry, *each) is None for each in found) else HOST
+    _refuse(name, _surely_absent(registry, *found[0]))
     return name
+
+
+def _surely_absent(registry: Registry, name: str, cls: type[Device]) -> str | None:
+    try:
+        cause: object = cls.surely_absent()
+    except Exception as error:  # a stranger's class may raise anything
+        who = describe(as_planned(registry.resolve(KIND, name)))
+        text = f"{who}: {cls.__name__}.surely_absent raised {described(error)}; report this to its author"
+        raise PluginError(f"{text}, or use --device {HOST}") from error
+    return None if cause is None else str(cause)
 
 
 def likely_device(plan: PluginPlan) -> type[Device]:
@@ -73,7 +83,10 @@ def find_device(settings: EngineSettings, plugins: LoadedPlugins, rank: int = 0)
     Raises:
         ConfigError: It is not there, or not enough of them are.
     """
-    return take(choose([(planned.name, cls) for planned, cls in plugins.candidates(KIND)]), settings, rank)
+    found = list(plugins.candidates(KIND))
+    cls = choose([(planned.name, cls) for planned, cls in found])
+    who = next((describe(planned) for planned, each in found if each is cls), cls.kind)
+    return take(cls, settings, rank, who)
 
 
 def choose(found: Found) -> type[Device]:
@@ -88,11 +101,18 @@ def choose(found: Found) -> type[Device]:
     return max(there, key=_preference, default=Device)
 
 
-def take(cls: type[Device], settings: EngineSettings, rank: int = 0) -> torch.device:
+def take(cls: type[Device], settings: EngineSettings, rank: int = 0, who: str = "") -> torch.device:
     """Return the place of a rank's device, for which the class answers from now on.
+
+    Args:
+        cls: The class.
+        settings: Those of the engine.
+        rank: Which rank.
+        who: The plugin, for messages.
 
     Raises:
         ConfigError: Not enough of them are there.
+        PluginError: What the class answers is no place, or no memory.
     """
     index = None
     if not cls.is_host:
@@ -100,8 +120,13 @@ def take(cls: type[Device], settings: EngineSettings, rank: int = 0) -> torch.de
         is_chosen = settings.devices is not None or settings.tensor_parallel_size > 1
         index = given[rank] if is_chosen else None
     place = cls.take(index)
+    if not hasattr(place, "type"):
+        raise PluginError(f"{who}: take({index}) returned {place!r}; return a torch.device")
     if cls.kind != HOST:
         answer(cls, place.type)
+        memory: Any = device_of(place).memory()
+        if memory is not None and not (isinstance(memory, tuple) and len(memory) == 2 and 0 <= memory[0] <= memory[1]):
+            raise PluginError(f"{who}: memory() returned {memory!r}; return free and total bytes, or None")
     return place
 
 

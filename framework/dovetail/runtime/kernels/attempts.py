@@ -1,18 +1,22 @@
-"""Tries what a package's kernel set claims before weights are read: one call, held against what the operation means.
+"""Tries what a package's kernel set claims before weights are read: a call, held against what the operation means.
+
+A second call shows whether the first one's result is its caller's own.
 
 Weights may take minutes to load, and a wrong kernel may serve for days unnoticed. The conformance kit compares every
-row and many widths; this call sees what no rounding explains.
+row and many widths; these calls see what no rounding explains.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dovetail.contracts.kernels import OPS, Ask, meaning
-from dovetail.runtime.kernels.contest import Contender, distance_of, operands_of, results_of
+from dovetail.runtime.kernels.contest import Contender, copies_of, distance_of, operands_of, results_of, results_with
 
 ROWS = 3
 MAX_NUMBERS = 1 << 26
@@ -44,7 +48,10 @@ def fault(ask: Ask, tried: Contender, place: torch.device) -> str:
         except Exception as error:  # a stranger's operands may be anything
             return f"its trial of {ask.place} with {rows} rows cannot be computed: {_said(error)}"
         try:
-            found = results_of(ask, tried, operands)
+            given, before = copies_of(ask, tried, operands), copies_of(ask, tried, operands)
+            found = results_with(ask, tried, given)
+            written = _written(ask, tried, given, before)
+            is_borrowed = bool(_places(found) & _places(results_of(ask, tried, operands)))
             forms = [_forms(each) for each in (found, wanted)]
             distance = distance_of(found, wanted) if forms[0] == forms[1] else 0.0
         except torch.OutOfMemoryError:
@@ -53,7 +60,24 @@ def fault(ask: Ask, tried: Contender, place: torch.device) -> str:
             return f"{what} raises {_said(error)}"
     if forms[0] != forms[1]:
         return f"{what} returns {forms[0]}; it is {forms[1]}"
-    return "" if distance <= WRONG else f"{what} differs from what it means by {distance:.2g} of its size"
+    if distance > WRONG:
+        return f"{what} differs from what it means by {distance:.2g} of its size"
+    if written:
+        return f"{what} writes to {written}, which the claim's overwrites does not name"
+    return f"{what} returns memory that the next call returns again" if is_borrowed else ""
+
+
+def _written(ask: Ask, tried: Contender, given: Sequence[Any], before: Sequence[Any]) -> str:
+    """Return the operands that a call has changed and must not."""
+    free = tried.claim.overwrites | OPS[ask.op].changes
+    each = zip(OPS[ask.op].operands, given, before, strict=True)
+    return " and ".join(
+        name for name, now, was in each if isinstance(now, Tensor) and name not in free and not torch.equal(now, was)
+    )
+
+
+def _places(tensors: list[Tensor]) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
 
 
 def _said(error: Exception) -> str:

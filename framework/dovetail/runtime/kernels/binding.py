@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ import torch
 
 from dovetail.base.distribution import DISTRIBUTION
 from dovetail.contracts.device import DeviceView
-from dovetail.contracts.errors import DovetailError, PluginError
+from dovetail.contracts.errors import ConfigError, DovetailError, PluginError
 from dovetail.contracts.kernels import OPS, Ask, Claim, Kernel, KernelSet, composed, make_ask, meaning, parts_of
 from dovetail.contracts.ranks import PeerMemory
 from dovetail.messages import KernelUse
@@ -112,6 +113,7 @@ def shown(bands: Sequence[tuple[int, int, str]]) -> str:
 
 KIND = "kernels"
 FLAG = "--kernels"
+REMEDY = f"leave it out of {FLAG}, or report this to its author"
 PLAIN = "plain"
 """In `--kernels`, and in the table: an operation's meaning in plain torch."""
 COMPOSED = "composed"
@@ -147,6 +149,9 @@ class KernelBinder:
         trials: Says how sets are timed of which several serve an operation, and where a package's are tried; None: not
             at all.
         decided: What the first rank has bound; None: this is it, or the only one.
+
+    Raises:
+        PluginError: A set was named that has no kernels for the device.
     """
 
     def __init__(
@@ -161,6 +166,11 @@ class KernelBinder:
     ) -> None:
         self.device = device
         self._sets = [one for one in sets if one.is_named or device.kind in one.kernels.devices]
+        for one in self._sets:
+            if device.kind not in one.kernels.devices and not device.is_interpreted:
+                kinds = ", ".join(sorted(one.kernels.devices)) or "no device"
+                text = f"{one.label}: it runs on {kinds}, not on {device.kind}; leave it out"
+                raise PluginError(f"{FLAG} {one.name!r}: {text}")
         self._is_plain = not sets
         self._captured, self._peers, self._is_frozen = captured, peers, False
         self._trials, self._decided = trials, decided
@@ -179,6 +189,7 @@ class KernelBinder:
         """See `dovetail.contracts.kernels.Kernels.bind`.
 
         Raises:
+            ConfigError: Rows must not depend on one another, and those of a packed product do in plain torch.
             PluginError: A set claims what it may not, or cannot make what it claims; `auto` finds two that claim it and
                 cannot measure them.
             RuntimeError: The model is built: what a step calls has to be bound before.
@@ -308,6 +319,10 @@ class KernelBinder:
                 self._attempt(ask, *claims[name], kernels[name])
             if self._captured and not claims[name][1].capturable:
                 self._uncapturable.append(f"{ask.place} by {name}")
+        if free and ask.invariant and OPS[ask.op].packs and not any(OPS[part.op].packs for part in parts_of(ask)):
+            said = "; ".join(f"{name}: {why}" for name, why in others) or "there is no set"
+            text = f"no kernel set computes each row by itself ({said}); use a plain checkpoint"
+            raise ConfigError(f"--batch-invariant: {ask.place}: {text}")
         is_shared = OPS[ask.op].over_ranks and bool(served)
         rest = self._rest(ask) if free or is_shared else (PLAIN, meaning(ask))
         if free:
@@ -442,7 +457,12 @@ class KernelBinder:
             return found.partition("\n")[0]
         if not isinstance(found, Claim):
             raise PluginError(f"{one.label}: serves({ask.place}) returned {found!r}; return a Claim, or why not")
-        if not ask.rows[0] <= found.rows[0] <= found.rows[1] <= ask.rows[1]:
+        try:
+            least, most = map(operator.index, found.rows)
+        except (TypeError, ValueError):
+            text = f"serves({ask.place}) claims rows {found.rows!r}; give the fewest and the most, such as ask.rows"
+            raise PluginError(f"{one.label}: {text}") from None
+        if not ask.rows[0] <= least <= most <= ask.rows[1]:
             raise PluginError(f"{one.label}: it claims rows {found.rows} of {ask.place}, of which {ask.rows} are asked")
         if OPS[ask.op].packs and tuple(found.rows) != ask.rows:
             raise PluginError(f"{one.label}: it claims rows {found.rows} of {ask.place}; who packs takes all of them")
@@ -461,22 +481,16 @@ class KernelBinder:
         except DovetailError:
             raise
         except Exception as error:  # a stranger's class: whatever it raises, its name belongs to it
-            raise PluginError(f"{one.label}: {name}({ask.place}) raised {type(error).__name__}: {error}") from error
+            what = f"{one.label}: {name}({ask.place}) raised {type(error).__name__}: {error}"
+            raise PluginError(f"{what}; {REMEDY}") from error
 
     def _make(self, one: LoadedSet, ask: Ask) -> Kernel:
-        try:
-            made: object = one.kernels.make(ask)
-        except DovetailError:
-            raise
-        except Exception as error:  # as above
-            raise PluginError(
-                f"{one.label}: it claims {ask.place} and cannot make it: {type(error).__name__}: {error}; leave it out "
-                f"of {FLAG}, or report this to its author"
-            ) from error
+        made = self._answer(one, "make", one.kernels.make, ask)
+        what = f"{one.label}: make({ask.place}) returned {made!r}"
         if not callable(made):
-            raise PluginError(f"{one.label}: make({ask.place}) returned {made!r}, which cannot be called")
+            raise PluginError(f"{what}, which cannot be called; {REMEDY}")
         if OPS[ask.op].packs and not all(callable(getattr(made, name, None)) for name in ("keeps", "pack")):
-            raise PluginError(f"{one.label}: make({ask.place}) returned {made!r}; give it keeps and pack: PackedKernel")
+            raise PluginError(f"{what}, which is no PackedKernel: it needs keeps and pack; {REMEDY}")
         return made
 
     def _attempt(self, ask: Ask, one: LoadedSet, claim: Claim, kernel: Kernel) -> None:
@@ -484,7 +498,7 @@ class KernelBinder:
         from dovetail.runtime.kernels.attempts import fault  # here: a start without a package's set needs none of it
 
         if self._trials is not None and (found := fault(ask, Contender(*one[:3], claim, kernel), self._trials().place)):
-            raise PluginError(f"{one.label}: {found}; leave it out of {FLAG}, or report this to its author")
+            raise PluginError(f"{one.label}: {found}; {REMEDY}")
 
     def _rest(self, ask: Ask) -> tuple[str, Kernel]:
         """Return what computes an operation that no set serves."""

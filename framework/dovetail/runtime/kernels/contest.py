@@ -200,7 +200,7 @@ def operands_of(ask: Ask, contenders: Sequence[Contender], rows: int, place: tor
     return None
 
 
-def _given(ask: Ask, contender: Contender, operands: Sequence[Any]) -> list[Any]:
+def copies_of(ask: Ask, contender: Contender, operands: Sequence[Any]) -> list[Any]:
     """Return copies of operands, packed matrices as a kernel packs them."""
     made: list[Any] = []
     kernel: Any = contender.kernel
@@ -214,8 +214,12 @@ def _given(ask: Ask, contender: Contender, operands: Sequence[Any]) -> list[Any]
 
 
 def results_of(ask: Ask, contender: Contender, operands: Sequence[Any]) -> list[Tensor]:
+    """Return what a call gives, and the operands that it changes; what it is given are copies."""
+    return results_with(ask, contender, copies_of(ask, contender, operands))
+
+
+def results_with(ask: Ask, contender: Contender, given: Sequence[Any]) -> list[Tensor]:
     """Return what a call gives, and the operands that it changes."""
-    given = _given(ask, contender, operands)
     found = contender.kernel(*given)
     changed = [one for name, one in zip(OPS[ask.op].operands, given, strict=True) if name in OPS[ask.op].changes]
     results = found if isinstance(found, tuple) else (found,)
@@ -242,7 +246,7 @@ def distance_of(found: Sequence[Tensor], usual: Sequence[Tensor]) -> float:
 def _seconds(
     ask: Ask, contender: Contender, operands: Sequence[Any], rows: int, trials: Trials, contenders: Sequence[Contender]
 ) -> float:
-    given, repeats = _given(ask, contender, operands), min(MAX_REPEATS, FEW_ROWS // rows)
+    given, repeats = copies_of(ask, contender, operands), min(MAX_REPEATS, FEW_ROWS // rows)
     if is_on_host(trials.place):
         repeats = min(repeats, REPEATED_WORK // (rows * _work(ask)))
     repeats = max(1, repeats)

@@ -62,6 +62,8 @@ def check_devices(settings: EngineSettings, num: int, visible: str | None) -> tu
     ranks, given = settings.tensor_parallel_size, settings.devices
     there = f"{num} GPU{'' if num == 1 else 's'} {'is' if num == 1 else 'are'} here"
     there += "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
+    if num < 1:
+        raise ConfigError(f"--device {settings.device}: no device of it is here; give --device cpu to compute without")
     if given is None:
         if ranks > num:
             raise ConfigError(

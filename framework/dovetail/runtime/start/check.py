@@ -103,7 +103,7 @@ def check(settings: EngineSettings, plugins: LoadedPlugins, rank: Rank) -> Check
     dtype_name = config.dtype if settings.dtype == "auto" else settings.dtype
     dtype: torch.dtype = getattr(torch, dtype_name)
     local = config.of_rank(rank.parallel.size)
-    check_model(plugin, config, device, settings, quantization)
+    check_model(plugin, config, device, settings)
     captured = device_of(device).captures and not settings.disable_cuda_graph
     kernels = KernelBinder(
         load_sets(plugins), device_of(device).view, captured=captured, peers=rank.peers,

@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from dovetail.contracts.errors import ModelError
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -87,5 +89,11 @@ class Layer(nn.Module):
 
     @staticmethod
     def empty(*shape: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
-        """Make an uninitialised parameter without gradient."""
+        """Make an uninitialised parameter without gradient.
+
+        Raises:
+            ModelError: A size is negative: a number of the config is.
+        """
+        if min(shape, default=0) < 0:
+            raise ModelError(f"config.json: a weight would be {list(shape)}; correct the negative number")
         return nn.Parameter(torch.empty(*shape, device=device, dtype=dtype), requires_grad=False)

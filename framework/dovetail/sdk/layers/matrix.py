@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.contracts.errors import ModelError
@@ -59,6 +60,8 @@ class Matrix(Layer):
         self.shard = shard_of(path, in_features, parts, None if shard == "expert" else shard, ctx.parallel)
         adds_up = self.is_share and num_experts is None
         self._sums = ctx.rank_sums(self.shard.num_rows) if adds_up else None
+        self.zeros = (0, 0)
+        """How many rows at the end of each part, and of all columns, are zeros that no checkpoint has."""
         self._device = ctx.device
         self._orders = {part.name: _checked_order(path, part) for part in parts}
         self._stored: dict[str, StoredSlice] = {}
@@ -130,8 +133,11 @@ class Matrix(Layer):
 
     def slots(self) -> dict[Slot, tuple[int, ...]]:
         experts = [None] if self.num_experts is None else range(self.num_experts)
+        rows, columns = self.zeros
         return {
-            Slot(name, part.name, expert): (part.width,) if stored.columns is None else (part.width, stored.columns)
+            Slot(name, part.name, expert): (part.width - rows,)
+            if stored.columns is None
+            else (part.width - rows, stored.columns - columns)
             for name, stored in self._stored.items()
             for part in self.parts
             for expert in experts
@@ -141,6 +147,9 @@ class Matrix(Layer):
         return slot.expert is None or 0 <= slot.expert - self.first_expert < self.local_experts
 
     def place(self, slot: Slot, tensor: Tensor) -> Tensor | None:
+        if any(self.zeros):
+            of_columns = () if tensor.dim() == 1 else (0, self.zeros[1])
+            tensor = F.pad(tensor, (*of_columns, 0, self.zeros[0]))
         rows, stored = self.shard.rows[slot.part], self._stored[slot.tensor]
         target: Tensor = getattr(self, slot.tensor)
         if slot.expert is not None:

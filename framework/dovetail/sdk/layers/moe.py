@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dovetail.contracts.config import ModelConfig
+from dovetail.contracts.device import is_on_host
 from dovetail.contracts.layers import BuildContext, Norm, RMSScale, Stream
 from dovetail.sdk.layers.base import Layer, Slot
 from dovetail.sdk.layers.norm import BoundNorm
@@ -23,7 +24,7 @@ from dovetail.sdk.layers.transformer import GATES, GatedMLP
 
 FEW_TOKENS = 8
 """Up to so many, the norm is asked of the router, which a kernel may compute with it; of more, it is asked of what adds
-up the stream."""
+up the stream. Where rows must not depend on how many there are, it is for any number."""
 
 
 class Router(Layer):
@@ -70,11 +71,12 @@ class SharedGate(Layer):
         super().__init__()
         self.weight = self.empty(1, hidden, device=ctx.device, dtype=ctx.dtype)
         self._linear: LinearKernel | None = ctx.operation("linear", N=1, K=hidden) if ctx.batch_invariant else None
+        self._by_element = invariant.by_rows if is_on_host(ctx.device) else invariant.at_once
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `[T, H]` to `[T, 1]`."""
         if self._linear is not None:
-            return invariant.by_rows(self._linear(x, self.weight, None), torch.sigmoid)
+            return self._by_element(self._linear(x, self.weight, None), torch.sigmoid)
         return F.linear(x, self.weight).sigmoid()
 
 
@@ -105,6 +107,7 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         hidden, act = config.hidden_size, experts.pop("act", None) or GATES[config.hidden_act]
         self.router, self._normed = Router(routing, hidden, ctx), BoundNorm.of(ctx, hidden)
+        self._most_fused = 0 if ctx.batch_invariant else FEW_TOKENS
         self.experts = ctx.experts("experts", routing.num, routing.top_k, hidden, inner, act=act, **experts)
         self.shared = GatedMLP(config, ctx.at("shared"), inner=shared_inner) if shared_inner else None
         if self.shared is None and isinstance(self.experts, PackedExperts):
@@ -118,7 +121,7 @@ class MixtureOfExperts(nn.Module):
         rms: RMSScale | None = None if norm is None else getattr(norm, "rms", None)
         if norm is not None and rms is None:
             x = norm(x.total() if isinstance(x, Stream) else x)
-        if rms is not None and len(x.value if isinstance(x, Stream) else x) > FEW_TOKENS:
+        if rms is not None and len(x.value if isinstance(x, Stream) else x) > self._most_fused:
             x, rms = self._normed(x, rms), None
         x = x.total() if isinstance(x, Stream) else x
         if self.shared is None and isinstance(self.experts, PackedExperts):

@@ -33,6 +33,8 @@ def frequencies(rope: RopeConfig, dim: int, max_position: int, context_len: int 
     Raises:
         ModelError: Numbers that do not fit.
     """
+    if dim % 2:  # kernels pair dimensions, also of heads that nothing turns
+        raise ModelError(f"config.json: a head dim of {dim} is odd; possible: even ones")
     if rope.kind == "none":
         return torch.zeros(dim // 2), 1.0
     rotated = rotated_dims(rope, dim)

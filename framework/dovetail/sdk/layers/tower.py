@@ -12,14 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.layers import BuildContext, Parallel, Part
 from dovetail.sdk.layers.base import Layer, Slot
+from dovetail.sdk.layers.matrix import Matrix
 from dovetail.sdk.layers.plain import PLAIN
+from dovetail.sdk.layers.transformer import GatedMLP
 
 
 def tower_context(ctx: BuildContext, path: str) -> BuildContext:
@@ -47,6 +51,8 @@ def in_pieces(make: Callable[[Tensor], Tensor], x: Tensor, merged: int = 1) -> T
     return found
 
 
+ALIGNED, WIDE = 8, 64
+"""Elements: an inner width that is no multiple of the first is filled up to one of the second."""
 Shape = tuple[int, int, int] | tuple[int, int, int, int]
 """Channels, frames, rows and columns of a patch; without frames, the checkpoint's convolution has none."""
 
@@ -197,6 +203,19 @@ class TowerAttention(nn.Module):
                 return found
             part.copy_(found)
         return qk
+
+
+class TowerMLP(GatedMLP):
+    """A gated MLP of any inner width.
+
+    Libraries of matrix products want rows to begin at multiples of 16 bytes. Where the width is no multiple of 8
+    elements, zeros fill it up: Qwen2.5-VL's 3,420 become 3,456. They are gated to zero, and multiplied by zeros.
+    """
+
+    def __init__(self, config: ModelConfig, ctx: BuildContext, *, bias: bool = False, inner: int) -> None:
+        more = -inner % WIDE if inner % ALIGNED else 0
+        super().__init__(config, ctx, bias=bias, inner=inner + more)
+        cast(Matrix, self.gate_up).zeros, cast(Matrix, self.down).zeros = (more, 0), (0, more)  # as `PLAIN` makes them
 
 
 class TowerLayer(nn.Module):

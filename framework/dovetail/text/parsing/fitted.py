@@ -6,18 +6,19 @@ template writes wins, so that a reply that comes back as history renders to the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
+from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.contracts.grammar import GrammarSpec
 from dovetail.contracts.output import FormatSpec, State, TemplateView, TokenizerView
 from dovetail.contracts.reasoning import ParserRequest, ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.sdk.formats.output import make_parser
 from dovetail.sdk.formats.reply_markers import ReplyMarkers, reply_markers
-from dovetail.sdk.formats.samples import ANSWER, CALLED_BEHIND, NAMES
+from dovetail.sdk.formats.samples import ANSWER, CALLED, CALLED_BEHIND, NAMES, tools_of
 from dovetail.text.chat.template import BeginThinking
 
 
@@ -50,31 +51,51 @@ class FittedTools(ToolParser):
 
 
 class GuardedReasoning(ReasoningParser):
-    """A stranger's reasoning parser, which gets the request's arguments as a copy: what it changes stays its own."""
+    """A stranger's reasoning parser: it gets the request's arguments as a copy, and its faults are told by its name."""
 
-    def __init__(self, parser: ReasoningParser) -> None:
-        self._parser = parser
+    def __init__(self, parser: ReasoningParser, name: str) -> None:
+        self._parser, self._name = parser, name
 
     def spec(self, tokenizer: TokenizerView, template: TemplateView, request: ParserRequest) -> FormatSpec:
         """Ask the parser."""
-        return self._parser.spec(tokenizer, template, ParserRequest(template_kwargs=_copied(request.template_kwargs)))
+        copy = ParserRequest(template_kwargs=_copied(request.template_kwargs))
+        return _declared(f"{self._name}: spec()", partial(self._parser.spec, tokenizer, template, copy))
 
 
 class GuardedTools(ToolParser):
-    """A stranger's tool parser, which gets copies of the tools: clients, prompts and other choices see those sent."""
+    """A stranger's tool parser: as `GuardedReasoning`; clients, prompts and other choices see the tools as sent."""
 
-    def __init__(self, parser: ToolParser) -> None:
-        self._parser = parser
+    def __init__(self, parser: ToolParser, name: str) -> None:
+        self._parser, self._name = parser, name
+        self.extend(FormatSpec(), tools_of(CALLED[:1]) or ())  # what fails here would fail each request
 
     def extend(self, spec: FormatSpec, tools: Sequence[Mapping[str, Any]]) -> FormatSpec:
         """Ask the parser."""
-        return self._parser.extend(spec, _copied(tools))
+        return _declared(f"{self._name}: extend()", partial(self._parser.extend, spec, _copied(tools)))
 
     def grammar(
         self, tools: Sequence[Mapping[str, Any]], choice: Any, strict: bool, parallel: bool
     ) -> GrammarSpec | None:
         """Ask the parser."""
         return self._parser.grammar(_copied(tools), _copied(choice), strict, parallel)
+
+
+def _declared(what: str, ask: Callable[[], FormatSpec]) -> FormatSpec:
+    """Return the format that a stranger's parser declares.
+
+    Raises:
+        PluginError: It fails, or declares something else.
+        RequestError: The parser's own.
+    """
+    try:
+        found = ask()
+    except RequestError:
+        raise
+    except Exception as error:
+        raise PluginError(f"{what} failed: {type(error).__name__}: {error}") from error
+    if isinstance(found, FormatSpec):
+        return found
+    raise PluginError(f"{what} returned {found!r:.80}, not a FormatSpec")
 
 
 def _copied(value: Any) -> Any:
@@ -84,10 +105,10 @@ def _copied(value: Any) -> Any:
     return [_copied(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def bound_reasoning(parser: ReasoningParser, template: TemplateView, *, is_ours: bool = True) -> ReasoningParser:
-    """Return a reasoning parser made ready for a model."""
+def bound_reasoning(parser: ReasoningParser, template: TemplateView, stranger: str = "") -> ReasoningParser:
+    """Return a reasoning parser made ready for a model; `stranger` names a package's, for messages."""
     found, markers = parser.for_template(template), reply_markers(template)
-    found = found if is_ours else GuardedReasoning(found)
+    found = GuardedReasoning(found, stranger) if stranger else found
     if markers.reasoning is None and markers.answer is None:
         return found
     return FittedReasoning(found, markers)
@@ -113,10 +134,10 @@ def thinking_behind(parser: ReasoningParser, tokenizer: TokenizerView, template:
     return begin
 
 
-def bound_tools(parser: ToolParser, template: TemplateView, *, is_ours: bool = True) -> ToolParser:
-    """Return a tool-call parser made ready for a model."""
+def bound_tools(parser: ToolParser, template: TemplateView, stranger: str = "") -> ToolParser:
+    """Return a tool-call parser made ready for a model; `stranger` as of `bound_reasoning`."""
     found = parser.for_template(template)
-    found = found if is_ours else GuardedTools(found)
+    found = GuardedTools(found, stranger) if stranger else found
     return FittedTools(found, template) if called_behind(template) else found
 
 

@@ -333,15 +333,17 @@ def _joined(parts: list[str]) -> str:
 
 
 def _merged(events: list[Event]) -> list[Event]:
-    """Join adjacent text events of one kind."""
+    """Join adjacent text events of one kind, and pieces of one call's arguments."""
     if len(events) < 2:
         return events
     merged: list[Event] = []
-    for kind, group in groupby(events, key=type):
+    for (kind, call), group in groupby(events, lambda event: (type(event), getattr(event, "index", -1))):
         run = list(group)
         text = "".join([event.text for event in run if isinstance(event, (ContentDelta, ReasoningDelta))])
         if kind is ContentDelta:
             merged.append(ContentDelta(text))
+        elif kind is ToolArgs:
+            merged.append(ToolArgs(call, "".join([event.json for event in run if isinstance(event, ToolArgs)])))
         elif kind is ReasoningDelta:
             merged.append(ReasoningDelta(text, sum(e.num_tokens for e in run if isinstance(e, ReasoningDelta))))
         else:

@@ -174,7 +174,7 @@ class Tokenizer:
         *,
         add_special_tokens: bool,
         keeps: bool = False,
-        begun: Callable[[list[int]], None] | None = None,
+        begun: Callable[[list[int], int], None] | None = None,
     ) -> list[int]:
         """Tokenize.
 
@@ -183,8 +183,8 @@ class Tokenizer:
             add_special_tokens: False for text rendered by a chat template, True for raw prompts.
             keeps: Pieces of a long text are kept, and those known from others are not tokenized again. The
                 duration then depends on earlier texts, so not where keys must not learn of one another.
-            begun: Called with the first ids while the rest of a long text is tokenized, each time with twice as many at
-                least; not with ids of known pieces alone, which come at once.
+            begun: Called with the first ids, which it does not change, and with about how many there will be, while the
+                rest of a long text is tokenized; not with ids of known pieces alone, which come at once.
 
         Raises:
             RequestError: The text holds a lone surrogate or a NUL character. With status 500 the tokenizer failed.
@@ -297,14 +297,14 @@ class Tokenizer:
         text: str,
         cuts: re.Pattern[str],
         known: KnownPieces | None,
-        begun: Callable[[list[int]], None] | None,
+        begun: Callable[[list[int], int], None] | None,
         *,
         add_special_tokens: bool,
     ) -> list[int]:
         around = self._encode("a", add_special_tokens=add_special_tokens)
         at = around.index(self._encode("a", add_special_tokens=False)[0])
         ids, equal = around[:at], dict[int, int]()
-        left, num_done, num_begun = pieces(text, cuts), 0, 0
+        left, num_done = pieces(text, cuts), 0
         while some := list(islice(left, TOGETHER)):
             before = [None if known is None else known.find(piece) for piece in some]
             new = [piece for piece, found in zip(some, before, strict=True) if found is None]
@@ -320,12 +320,12 @@ class Tokenizer:
                 ids += shared(fresh, equal)
                 if known is not None:
                     known.keep(piece, fresh)
+            if add_special_tokens and num_done == 0:
+                ids = self._with_configured_bos(ids, text)
             num_done += sum(map(len, some))
-            if begun is not None and new and len(ids) >= 2 * num_begun and len(text) - num_done >= PIECE * TOGETHER:
-                num_begun = len(ids)
-                begun(self._with_configured_bos(ids[:], text) if add_special_tokens else ids[:])
-        ids += around[at + 1 :]
-        return self._with_configured_bos(ids, text) if add_special_tokens else ids
+            if begun is not None and new and len(text) - num_done >= PIECE * TOGETHER:
+                begun(ids, len(ids) * len(text) // num_done)
+        return ids + around[at + 1 :]
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool) -> str:
         """Return the text of a whole sequence. Bytes that are not UTF-8 become U+FFFD."""

@@ -29,7 +29,7 @@ class CudaDevice(Device):
     is_host = False
     captures = True
     compiles = True
-    by_rows = frozenset({"experts", "sums"})
+    by_rows = frozenset({"sums"})
     activities = {"CPU": "CPU", "GPU": "CUDA"}  # noqa: RUF012 - as the base declares it
     hides = cuda_driver.HIDES
 

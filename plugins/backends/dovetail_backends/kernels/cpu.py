@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dovetail.contracts.kernels import Ask, Claim, Kernel, KernelSet
+from dovetail.contracts.kernels import Ask, Claim, Kernel, KernelSet, meaning, parts_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,8 +33,8 @@ class CpuKernels(KernelSet):
     def _packed(ask: Ask, matrices: Sequence[tuple[Any, int]]) -> Claim | str:
         from dovetail_backends.kernels.cpu_products import fits  # imports torch, as who has a form did
 
-        if any(fits(form, num_in) for form, num_in in matrices):
-            return Claim(ask.rows, row_independent=True)
+        if any(found := [fits(form, num_in) for form, num_in in matrices]):
+            return Claim(ask.rows, row_independent=all(found))  # others are written out, and multiplied by torch
         return f"torch has no product for {', '.join(str(form) for form, _ in matrices)}"
 
     def keeps_packed(self, ask: Ask) -> bool:
@@ -62,7 +62,7 @@ class CpuKernels(KernelSet):
         if ask.op == "packed_linear":
             return cpu_products.CpuPacked(ask.option("form"), dtype)
         widths = {"gate_up": ask.dim("H"), "down": ask.dim("I")}
-        return cpu_products.CpuPackedExperts(widths, dtype, **dict(ask.options))
+        return cpu_products.CpuPackedExperts(meaning(*parts_of(ask)), widths, dtype, **dict(ask.options))
 
 
 def mask_logits_by_table() -> Kernel:

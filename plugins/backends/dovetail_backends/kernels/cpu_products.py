@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.sdk.layers.ops import reference
 from dovetail.sdk.layers.ops.mixture import EachPacked
+from dovetail.sdk.layers.ops.reference import Unary
 from dovetail.sdk.quantization.forms import Form, Int4, Scaled
 from dovetail.sdk.quantization.words import exchange, nibbles_of, slices
 
@@ -93,9 +93,8 @@ class CpuPacked:
 class CpuPackedExperts(EachPacked):
     """The operation `packed_experts`; of matrices that do not fit, each expert's is written out."""
 
-    def __init__(self, widths: Mapping[str, int], dtype: torch.dtype, **options: Any) -> None:
-        act = options["act"]
-        super().__init__(lambda both: reference.act_and_mul(both, act=act), **options)
+    def __init__(self, gate: Unary, widths: Mapping[str, int], dtype: torch.dtype, **options: Any) -> None:
+        super().__init__(gate, **options)
         self._dtype = dtype
         self._fits = {half: fits(form, widths[half]) for half, form in self.forms.items()}
 

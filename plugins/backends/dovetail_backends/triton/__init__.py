@@ -11,12 +11,12 @@ from torch import Tensor
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, KVPool, Phase
 from dovetail.contracts.cache import SCALED_DTYPES
 from dovetail.contracts.config import ModelConfig
-from dovetail.contracts.errors import UnsupportedError
 from dovetail.contracts.needs import AttentionCaps
 from dovetail.sdk.cache import as_bytes
 from dovetail_backends.triton import latent
 from dovetail_backends.triton.decode import DecodeScratch, Prefixes, decode, decode_qkv
 from dovetail_backends.triton.extend import FIXED_ROWS, extend
+from dovetail_backends.triton.head_products import multiply_heads
 from dovetail_backends.triton.kv import (
     Pair,
     Scales,
@@ -71,8 +71,6 @@ class TritonBackend(AttentionBackend):
     def plan_in_graph(self, batch: ForwardBatch) -> None:
         """Find what neighbouring decode rows share, where that is worth it; every layer of the step uses it."""
         self._prefixes = None
-        if self.batch_invariant and self._is_latent:
-            raise UnsupportedError("attention backend triton: latent rows are not batch-invariant; use --device cpu")
         if batch.shares_prefixes and not self.batch_invariant and batch.num_decode > 1 and self.prefix_group:
             shared = self._prefix_scratch.plan(batch, self.kv_pool.page_size)
             self._prefixes = Prefixes(shared, self._prefix_scratch)
@@ -106,8 +104,7 @@ class TritonBackend(AttentionBackend):
     ) -> None:
         scales = self._scales(layer)
         if self.batch_invariant:
-            rows = 0, batch.num_decode
-            extend(q, self._pair(layer), layer, batch, out, FIXED_ROWS, scales=scales, requests=rows, is_fixed=True)
+            self._attend_fixed(q, layer, batch, out, (0, batch.num_decode))
         elif self._is_latent:
             latent.decode(q, self._rows(layer), layer, batch, self._scratch, out, scales)
         else:
@@ -134,7 +131,7 @@ class TritonBackend(AttentionBackend):
     ) -> None:
         scales = self._scales(layer)
         if self.batch_invariant:
-            extend(q, self._pair(layer), layer, batch, out, FIXED_ROWS, scales=scales, is_fixed=True)
+            self._attend_fixed(q, layer, batch, out, (batch.num_decode, batch.num_requests))
         elif self._is_latent:
             latent.extend(q, self._rows(layer), layer, batch, out, self._longest, scales)
         else:
@@ -143,5 +140,29 @@ class TritonBackend(AttentionBackend):
     def forward_extend_latent(
         self, q: Tensor, heads: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> bool:
-        """Serves long chunks."""
-        return extend_by_heads(q, heads, layer, batch, self.kv_pool, out)
+        """Serves long chunks, which round otherwise than decode rows."""
+        return not self.batch_invariant and extend_by_heads(q, heads, layer, batch, self.kv_pool, out)
+
+    def forward_latent(
+        self, q: Tensor, queries: Tensor, heads: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> bool:
+        """Decode rows and chunks by one kernel, between products of one tile."""
+        if not self.batch_invariant:
+            return False
+        to_keys, to_values = heads.split([heads.shape[1] - out.shape[2], out.shape[2]], dim=1)
+        multiply_heads(q[..., : to_keys.shape[1]], to_keys, queries[..., : layer.v_dim])
+        found = queries.new_empty(*queries.shape[:2], layer.v_dim)
+        self._attend_fixed(queries, layer, batch, found, (0, batch.num_requests))
+        multiply_heads(found, to_values.transpose(1, 2), out)
+        return True
+
+    def _attend_fixed(
+        self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor, requests: tuple[int, int]
+    ) -> None:
+        """Attend requests from the first to before the second, whose bits depend on nothing else."""
+        scales = self._scales(layer)
+        if self._is_latent:
+            latent.extend(q, self._rows(layer), layer, batch, out, FIXED_ROWS, scales, requests=requests)
+        else:
+            pair = self._pair(layer)
+            extend(q, pair, layer, batch, out, FIXED_ROWS, scales=scales, requests=requests, is_fixed=True)

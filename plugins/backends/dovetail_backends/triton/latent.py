@@ -270,8 +270,13 @@ def extend(
     out: Tensor,
     longest: int,
     scales: Scales | None = None,
+    *,
+    requests: tuple[int, int] | None = None,
 ) -> None:
     """Attend the prefill chunks of a batch.
+
+    With one `longest` for all calls there is one tile, and a token has the same bits in any chunk, and as a decode row:
+    every tile of keys takes the same instructions, and what a query does not see adds nothing, exactly.
 
     Args:
         q: `[T', Hq, D]`, the tokens after the decode rows, heads contiguous in D.
@@ -281,14 +286,16 @@ def extend(
         out: `[T', Hq, R]`, written in full.
         longest: Most new tokens of one request, by which the tile is chosen; an upper bound will do.
         scales: Of rows in 8 bits.
+        requests: The first that is attended, and the one behind the last; `q` and `out` are of their tokens.
     """
     (row_scales, _), scale_strides, kinds = scale_arguments(scales, q)
-    num = batch.num_requests - batch.num_decode
+    first, stop = requests or (batch.num_decode, batch.num_requests)
+    num = stop - first
     block_m, block_n, warps, stages = choose_tile(longest * layer.num_qo_heads, layer.qk_dim, q.dtype, q.device)
     _extend_kernel[(triton.cdiv(q.shape[0] * layer.num_qo_heads, block_m) + num,)](
         q, cache, batch.page_table, batch.rows, batch.seq_lens, batch.q_starts,
         q if layer.sinks is None else layer.sinks, out, row_scales,
-        layer.scale * LOG2E, batch.num_decode, batch.num_decode, num,
+        layer.scale * LOG2E, first, first, num,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), batch.page_table.stride(0),
         cache.stride(0), cache.stride(1), *scale_strides,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_Q=block_of(num), STAGES=stages,

@@ -70,18 +70,20 @@ class ChatChunks:
 
     def inside(self, event: Event) -> bytes | None:
         """Return the inside of `delta` for an event, or None for one that clients do not see."""
-        if isinstance(event, ContentDelta | Malformed):
+        if isinstance(event, ContentDelta):
             return b'"content":' + encode(event.text)
         if isinstance(event, ReasoningDelta):
             text = encode(event.text)
             return b'"reasoning_content":' + text + b',"reasoning":' + text
-        if isinstance(event, ToolStart):
-            return self._tool_start(event)
         if isinstance(event, ToolArgs):
             piece = encode(event.json)
             if self.is_legacy:
                 return b'"function_call":{"arguments":' + piece + b"}"
             return b'"tool_calls":[{"index":%d,"function":{"arguments":%b}}]' % (event.index, piece)
+        if isinstance(event, ToolStart):
+            return self._tool_start(event)
+        if isinstance(event, Malformed):
+            return b'"content":' + encode(event.text)
         return None
 
     def _tool_start(self, event: ToolStart) -> bytes:

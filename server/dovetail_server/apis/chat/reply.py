@@ -10,7 +10,7 @@ import msgspec
 from dovetail.contracts.output import ContentDelta, ReasoningDelta
 from dovetail.contracts.replies import ChoiceView, Failure, Reply, StepView, TokenLogprob, Writer
 from dovetail_server.apis.chat.chunks import ChatChunks, CustomChunks
-from dovetail_server.apis.chat.logprobs import chat_logprobs
+from dovetail_server.apis.chat.logprobs import chat_logprobs, logprob_bytes
 from dovetail_server.apis.chat.schema import (
     ChatChoice,
     ChatCompletion,
@@ -156,7 +156,10 @@ class ChatWriter(Writer):
     def _take_pending_fields(self, choice: ChoiceView) -> tuple[bytes, bytes]:
         """Return `logprobs` and the token ids gathered since the last chunk of a choice."""
         rows, ids = self._pending_fields[choice.index].pop()
-        logprobs = encode(self._logprobs(choice, rows)) if self._has_rows and rows else b"null"
+        logprobs = b"null"
+        if self._has_rows and rows:
+            write = logprob_bytes(self.reply.tokenizer, self._names_ids)  # type: ignore[arg-type]  # same if identical
+            logprobs = write(rows, choice.num_top)
         return logprobs, b',"token_ids":' + encode(ids) if self._has_ids else b""
 
     def _reason(self, choice: ChoiceView) -> Any:

@@ -115,7 +115,7 @@ def _parts(given: Any, param: str) -> list[JsonObject]:
         return []
     if not isinstance(given, list):
         return [_part(given, param)]
-    return [_part(one, f"{param}[{at}]") for at, one in enumerate(given)]
+    return [_part(one, f"{param}[{at}]") for at, one in enumerate(given) if one is not None]
 
 
 def _part(given: str | ImageUrl, param: str) -> JsonObject:

@@ -26,6 +26,8 @@ from dovetail_server.schema.common import (
 ANY_MODEL = "unknown"
 """What gateways name where a native request needs no model."""
 BATCH = Field(min_length=1, max_length=4096)
+IMAGES = Field(max_length=4096)
+"""None of them is possible, as a client sends whose prompts may have images."""
 
 
 class GenerateParams(SamplingFields):
@@ -49,7 +51,7 @@ class GenerateRequest(RequestModel):
     model: Name | None = Field(None, description="One of the served names; gateways send `unknown`.")
     text: Text | Annotated[list[Text], BATCH] | None = None
     input_ids: Annotated[TokenIds | Annotated[list[TokenIds], BATCH] | None, PASS_KNOWN_IDS] = None
-    image_data: ImageData | Annotated[list[ImageData | Annotated[list[ImageData], BATCH] | None], BATCH] | None = Field(
+    image_data: ImageData | Annotated[list[ImageData | Images | None], IMAGES] | None = Field(
         None,
         description="Images in place of the prompt's placeholders: URLs, or base64. A batch has a list per prompt.",
     )
@@ -78,6 +80,7 @@ class ImageUrl(RequestModel):
 
 
 ImageData = Text | ImageUrl
+Images = Annotated[list[ImageData | None], IMAGES]
 NamedIds = Annotated[list[TokenId], Field(max_length=4096)]
 LogprobStart = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]
 GenerateRequest.model_rebuild()

@@ -19,7 +19,7 @@ from dovetail_server.apis.messages.errors import error_body, status_of
 from dovetail_server.errors.body import ErrorBody, ErrorDetail
 from dovetail_server.http.json_lines import one_line
 from dovetail_server.schema.common import FreeForm, RequestModel
-from dovetail_server.schema.models import MESSAGES
+from dovetail_server.schema.tags import MESSAGES
 from dovetail_server.serving.served import Served
 
 if TYPE_CHECKING:

@@ -68,7 +68,8 @@ class ImageItem(dict[str, Any]):
         """Keep where the image is."""
         given = part.model_extra or {}
         named = {name: given[name] for name in ("image_url", "file_id") if given.get(name) is not None}
-        super().__init__(type="input_image", detail=given.get("detail") or "auto", **named)
+        detail = "auto" if given.get("detail") is None else given["detail"]
+        super().__init__(type="input_image", detail=detail, **named)
         self.param = param
 
 
@@ -386,7 +387,7 @@ def _content(parts: Sequence[Item]) -> str | list[Item]:
 
 def _chat_part(part: Item) -> Item:
     if part["type"] == IMAGE_PART:
-        return {**part, "param": part.param} if isinstance(part, ImageItem) else part
+        return {**part, "param": part.param if isinstance(part, ImageItem) else "input"}  # of an earlier turn
     return {"type": "text", "text": part["refusal" if part["type"] == "refusal" else "text"]}
 
 

@@ -77,6 +77,21 @@ class ResponseStore(OwnedRows):
         self._waiting: list[Waiting] = []
         self._writer: asyncio.Task[None] | None = None
         self._missing: set[str] = set()
+        self._check: asyncio.Task[None] | None = None
+
+    async def check_writable(self) -> None:
+        """Wait until something could be written; callers at the same time share one attempt.
+
+        Raises:
+            ServiceError: The database cannot be written now.
+        """
+        if self._check is None or self._check.done():
+            self._check = self._tasks.start("response store check", self._write_nothing(), is_awaited=True)
+        await asyncio.shield(self._check)
+
+    async def _write_nothing(self) -> None:
+        async with self.database.write():
+            pass
 
     async def put(self, owner: str, body: bytes, items: bytes) -> None:
         """Write a response, or what has become of one in the background; one that was deleted stays deleted.

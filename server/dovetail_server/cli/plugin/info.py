@@ -11,8 +11,8 @@ from dovetail.plugins.clues import PARSERS
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.loader import import_planned
 from dovetail.plugins.options import describe_options
-from dovetail.plugins.plan import PlannedPlugin, make_plan
-from dovetail.plugins.records import PluginRecord
+from dovetail.plugins.plan import PlannedPlugin, as_planned, make_plan
+from dovetail.plugins.records import UNUSABLE, PluginRecord
 from dovetail_server.cli.plugin import find, registry_of
 
 
@@ -22,7 +22,9 @@ def run(args: argparse.Namespace) -> int:
     record = find(registry, args.name, args.kind)
     _print_record(record)
     names: dict[str, Any] = {record.kind: [record.qualified] if record.kind == "hooks" else record.qualified}
-    (planned,) = make_plan(registry, **names).of_kind(record.kind)
+    if record.state in UNUSABLE:
+        make_plan(registry, **names)  # raises, with the reason; what a package is missing for can be looked at
+    planned = as_planned(record)
     try:
         loaded = import_planned(planned)
     except PluginError as error:

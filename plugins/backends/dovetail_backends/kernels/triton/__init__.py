@@ -61,7 +61,10 @@ MADE = {
 """By operation, the module of this package and its function that computes it."""
 PRODUCTS = frozenset({"linear", "wide_linear", "linear_add", "norm_linear", "norm_gate"})
 FIXED = {
-    **{"linear": "fixed:linear", "linear_add": "fixed:linear"},
+    **{"linear": "fixed:linear", "linear_add": "fixed:linear", "wide_linear": "fixed:wide_linear"},
+    **{"packed_linear": "fixed_packed:FixedPacked", "packed_norm_linear": "fixed_packed:FixedNormedPacked"},
+    **{"packed_norm_gate": "fixed_packed:FixedNormedPacked", "experts": "fixed_packed:experts"},
+    "packed_experts": "fixed_packed:FixedPackedExperts",
     **{"gdn_prefill": "delta:gdn_prefill_by_token", "ssd_prefill": "ssd:ssd_prefill_by_token"},
     "kda_prefill": "kda:kda_prefill_by_token",
 }
@@ -115,7 +118,8 @@ class TritonKernels(KernelSet):
             return f"no kernel for {ask.op}"
         if ask.op in MULTIPLIES and ask.invariant and ask.op not in FIXED:
             return "its rows would depend on how many there are"
-        if ask.op in DOTS and ask.device.is_interpreted and ask.dtype == "bfloat16":
+        dots = MULTIPLIES if ask.invariant else DOTS
+        if ask.op in dots and ask.device.is_interpreted and ask.dtype == "bfloat16":
             return "Triton's interpreter multiplies no matrices of bfloat16"
         if ask.op in SUMS:
             return _claimed_sum(ask)

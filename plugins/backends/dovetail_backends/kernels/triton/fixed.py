@@ -99,7 +99,14 @@ def _fixed_kernel(
         tl.store(out + m[None, :].to(tl.int64) * N + n[:, None], total.to(out.dtype.element_ty), mask=live)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
+def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """As `linear`, in float32: `[M, N]`."""
+    return linear(x, weight, bias, dtype=torch.float32)
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None, *, dtype: torch.dtype | None = None
+) -> Tensor:
     """`x Wᵀ + b`, added to a residual or not; every row has the bits that it has alone.
 
     Args:
@@ -107,14 +114,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | No
         weight: `[N, K]`, of the same dtype.
         bias: `[N]`, or None.
         residual: `[M, N]`, added to the rounded product, or None.
+        dtype: Of the result; default: that of `x`.
 
     Returns:
-        `[M, N]` in the dtype of `x`; sums are in float32.
+        `[M, N]`; sums are in float32.
     """
     x, weight = x if x.stride(-1) == 1 else x.contiguous(), weight.contiguous()
     residual = residual if residual is None or residual.stride(-1) == 1 else residual.contiguous()
     (rows, k), n = x.shape, weight.shape[0]
-    out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
+    out = torch.empty(rows, n, dtype=dtype or x.dtype, device=x.device)
     if rows == 0:
         return out
     spans, tiles, blocks = num_spans(n, k), triton.cdiv(n, TILE_N), triton.cdiv(rows, TILE_M)

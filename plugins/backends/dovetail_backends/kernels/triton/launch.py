@@ -17,6 +17,12 @@ def shared_bytes(device: torch.device) -> int:
     return found
 
 
+@cache
+def has_tensor_memory(device: torch.device) -> bool:
+    """Whether sums of the tensor cores have a memory of their own, which Triton copies through shared memory."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (10, 0)
+
+
 Tile = tuple[int, int, int, int, int]
 """Of a product: BLOCK_N, BLOCK_K, warps, stages, splits of K."""
 

@@ -5,7 +5,7 @@ T tokens, H hidden size, E experts, I width between of an expert, C experts chos
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from dovetail.sdk.layers.ops import mixture
 from dovetail.sdk.layers.ops.mixture import Weigh
 from dovetail.sdk.layers.routing import Routing
 from dovetail.sdk.quantization.forms import Form
-from dovetail_backends.kernels.triton.experts import ExpertWeights, gated_experts
+from dovetail_backends.kernels.triton.experts import ExpertWeights, SortedTiles, gated_experts, many
 from dovetail_backends.kernels.triton.norms import act_and_mul, rms_norm
 from dovetail_backends.kernels.triton.packed_experts import packed_gated_experts
 from dovetail_backends.kernels.triton.packed_slots import PackedExpertWeights, of_slots, slot_tiles, wanted_words
@@ -54,18 +54,23 @@ def _is_for_one_kernel(x: Tensor) -> bool:
 def experts(
     x: Tensor, ids: Tensor, shares: Tensor, gate_up: Tensor, gate_up_bias: Tensor | None, down: Tensor,
     down_bias: Tensor | None, residual: Tensor | None, *, act: Act, weigh: Weigh, first: int, total: int,
+    tiles: SortedTiles | None = None,
 ) -> Tensor:  # fmt: skip
-    """See the operation: our kernels, but for many choices of which torch has a grouped product."""
+    """See the operation: our kernels, but for many choices of which torch has a grouped product.
+
+    With `tiles`, choices are sorted and multiplied with these, however many there are.
+    """
     if not len(x):
         return torch.zeros_like(x)
-    if ids.numel() > MAX_SORTED and mixture.are_groupable(x, gate_up, down, total):
+    if tiles is None and ids.numel() > MAX_SORTED and mixture.are_groupable(x, gate_up, down, total):
         gate = partial(act_and_mul, act=act)
         return mixture.grouped(
             x, ids, shares, gate_up, gate_up_bias, down, down_bias, residual, gate=gate, weigh=weigh
         )  # fmt: skip
     residual = None if residual is None else residual.contiguous()
     of = ExpertWeights(gate_up, down, gate_up_bias, down_bias, first, act, weigh == "input")
-    return gated_experts(*_contiguous(x, ids, shares), of, residual)
+    given = _contiguous(x, ids, shares)
+    return gated_experts(*given, of, residual) if tiles is None else many(*given, of, residual, tiles)
 
 
 def _contiguous(x: Tensor, ids: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,6 +79,8 @@ def _contiguous(x: Tensor, ids: Tensor, shares: Tensor) -> tuple[Tensor, Tensor,
 
 class TritonPackedExperts:
     """The operation `packed_experts`."""
+
+    product: Callable[..., Tensor] = staticmethod(packed_gated_experts)
 
     def __init__(self, dtype: torch.dtype, *, forms: tuple[Form, Form], act: Act, weigh: Weigh, first: int) -> None:
         self._dtype, self._act, self._is_input, self._first = dtype, act, weigh == "input", first
@@ -90,7 +97,7 @@ class TritonPackedExperts:
     def __call__(self, x: Tensor, ids: Tensor, shares: Tensor, *matrices: Any) -> Tensor:
         """See the operation."""
         weights, residual = self.weights(*matrices)
-        return packed_gated_experts(*_contiguous(x, ids, shares), weights, residual)
+        return self.product(*_contiguous(x, ids, shares), weights, residual)
 
     def weights(
         self, up: PackedWeight, up_bias: Tensor | None, down: PackedWeight, down_bias: Tensor | None,

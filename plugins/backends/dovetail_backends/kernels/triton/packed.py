@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dovetail.contracts.layers import Act, RMSScale
 from dovetail.sdk.quantization.forms import Form
-from dovetail_backends.kernels.triton.launch import Tile, shared_bytes
+from dovetail_backends.kernels.triton.launch import Tile, has_tensor_memory, shared_bytes
 from dovetail_backends.kernels.triton.norms import act_and_mul, rms_norm
 from dovetail_backends.kernels.triton.packed_few import few
 from dovetail_backends.kernels.triton.packed_halves import DEPTH, by_halves, fits_halves
@@ -104,7 +104,8 @@ def halves_tile(weight: PackedWeight, rows: int, *, gate: bool) -> tuple[int, Ti
     splits = 1 if gate else _splits(-(-n // 128), steps, WIDE_PROGRAMS)
     programs, is_small = -(-n // 128) * splits, 0 < shared_bytes(weight.numbers.device) < BROAD_BYTES
     room = BROAD_BYTES if gate or programs <= WIDE_PROGRAMS else BROAD_BYTES // 2
-    if not gate or block_m == 32:  # else three: Blackwell has sums in shared memory, too, and a fourth does not fit
+    # With a gate and 64 rows a fourth fits only beside sums in registers, and is measured only without groups.
+    if not gate or block_m == 32 or (weight.groups == 0 and not has_tensor_memory(weight.numbers.device)):
         stages = room // (DEPTH * (128 * (1 + gate) + 2 * block_m))
     broad: Tile = (128, DEPTH, 8, stages, splits)
     before, after = (_asked(-(-n // one[0]), steps, block_m, one, gate=gate) for one in (usual, broad))
@@ -219,6 +220,8 @@ def linear(
 class TritonPacked:
     """The operation `packed_linear`."""
 
+    product = staticmethod(linear)
+
     def __init__(self, dtype: torch.dtype, *, form: Form, act: Act | None = None) -> None:
         self._dtype, self._form, self._act = dtype, form, act
 
@@ -232,7 +235,7 @@ class TritonPacked:
 
     def __call__(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         """`x Wᵀ + b`."""
-        return linear(x, weight, bias)
+        return self.product(x, weight, bias)
 
 
 class TritonNormedPacked(TritonPacked):
@@ -249,4 +252,4 @@ class TritonNormedPacked(TritonPacked):
     ) -> Tensor:
         """`act(norm(x) Wᵀ + b) + residual`."""
         rms = None if norm is None else RMSScale(norm, eps)
-        return linear(x, weight, bias, norm=rms, act=self._act, residual=residual)
+        return self.product(x, weight, bias, norm=rms, act=self._act, residual=residual)

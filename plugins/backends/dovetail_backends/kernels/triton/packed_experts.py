@@ -53,6 +53,13 @@ class ExpertTiles:
     is_float8: bool = False
 
 
+FLOAT8_TILES: tuple[tuple[Tile, Tile], tuple[Tile, Tile]] = (
+    ((128, 128, 8, 4), (128, 128, 8, 4)),
+    ((128, 128, 4, 3), (128, 128, 4, 4)),
+)
+"""Of both halves in float8: with up to four rows an expert, and with more. Measured on an H200 with gpt-oss-20b's."""
+
+
 @triton.jit
 def _expert_rows(
     weights, x, order, shares, w, scale, offset, row_scale, bias, out, n, first, end,
@@ -140,6 +147,9 @@ def expert_tiles(weights: PackedExpertWeights, num_slots: int, dtype: torch.dtyp
     is_large = any(each.kind == "scaled" and each.group & (each.group - 1) for each in (weights.gate_up, weights.down))
     rows = num_slots // weights.gate_up.numbers.shape[0]
     if rows <= 12:
+        if dtype == torch.bfloat16 and fits_float8(weights.gate_up) and fits_float8(weights.down):
+            gate_up, down = FLOAT8_TILES[rows > 4]
+            return ExpertTiles(16, gate_up, down, is_float8=True)
         return ExpertTiles(16, (64, depth, 4, 4), (64, depth, 4, 4))
     if rows <= 24:
         return ExpertTiles(32, (64, depth, 4, 4), (64, depth, 4, 4))

@@ -21,7 +21,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from dovetail.contracts.layers import Act
 from dovetail_backends.kernels.triton.endings import ended_tile, summed_parts
 from dovetail_backends.kernels.triton.launch import Tile, scratch
-from dovetail_backends.kernels.triton.packed_tiles import fetch
 from dovetail_backends.kernels.triton.packed_weight import PackedWeight
 from dovetail_backends.kernels.triton.pdl import launch_options
 
@@ -120,7 +119,7 @@ def _halves_kernel(
     N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr,
     SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     BIAS: tl.constexpr, ACT: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr, ROW_SCALE: tl.constexpr,
-    AHEAD: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     # Programs that read the same weights follow each other: what one has read is in the second-level cache.
     tall, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -132,10 +131,6 @@ def _halves_kernel(
     begin = split * SPAN
     if PDL:
         gdc_launch_dependents()
-        if AHEAD > 0:
-            fetch(w, n, begin, tl.minimum(begin + SPAN, K), N, K, AHEAD)
-            if GATE:
-                fetch(w, n + N, begin, tl.minimum(begin + SPAN, K), ALL, K, AHEAD)
         gdc_wait()
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     up_total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
@@ -189,12 +184,8 @@ def by_halves(
     eps: float = 0.0,
     act: Act | None = None,
     residual: Tensor | None = None,
-    ahead: int = 0,
 ) -> Tensor:
-    """As `packed_few.few` for bfloat16 rows and weights that `fits_halves`; with `act`, K is not split.
-
-    `ahead` bytes of a weight's row, 128 times a power of two, are asked for while the kernel before still runs.
-    """
+    """As `packed_few.few` for bfloat16 rows and weights that `fits_halves`; with `act`, K is not split."""
     rows, k = x.shape
     n = weight.num_out // 2 if act else weight.num_out
     block_m, (block_n, block_k, warps, stages, splits) = tile
@@ -212,7 +203,7 @@ def by_halves(
         x if residual is None else residual, out, part, arrived, rows, n if residual is None else residual.stride(0),
         N=n, K=k, GROUP=weight.group, GROUPS=weight.groups, SPAN=span, SPLITS=splits, BLOCK_M=block_m, BLOCK_N=block_n,
         BLOCK_K=block_k, STAGES=stages, BIAS=bias is not None, ACT=act or "", GATE=act is not None,
-        RESIDUAL=residual is not None, ROW_SCALE=weight.row_scale is not None, AHEAD=ahead, num_warps=warps,
+        RESIDUAL=residual is not None, ROW_SCALE=weight.row_scale is not None, num_warps=warps,
         **launch_options(x),
     )  # fmt: skip
     return out

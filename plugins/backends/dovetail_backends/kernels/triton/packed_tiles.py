@@ -82,21 +82,6 @@ def awaited(total):
 
 
 @triton.jit
-def fetch(w, n, begin, end, N: tl.constexpr, ROW: tl.constexpr, BYTES: tl.constexpr):
-    """Bring rows `n` of a weight into the second-level cache, BYTES of each from stored number `begin` on.
-
-    For before a wait: the first loads after it, of rows and of weights, then meet weights that have come meanwhile.
-    Source: PTX ISA, `prefetch`.
-    """
-    LINE: tl.constexpr = 1024 // w.dtype.element_ty.primitive_bitwidth  # of 128 bytes
-    at = tl.minimum(begin + tl.arange(0, BYTES // 128) * LINE, end - 1)
-    places = (w + tl.minimum(n, N - 1)[:, None].to(tl.int64) * ROW + at[None, :]).to(tl.int64)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
 def in_order(planes):
     """Planes of words `[BLOCK_N, W]` as inputs follow each other, `[BLOCK_N, 8 W]`.
 

@@ -21,7 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dovetail.contracts.device import is_interpreted
 from dovetail_backends.kernels.triton.launch import Tile, scratch
-from dovetail_backends.kernels.triton.packed_tiles import awaited, block_scales, fetch, in_order, planes_of
+from dovetail_backends.kernels.triton.packed_tiles import awaited, block_scales, in_order, planes_of
 from dovetail_backends.kernels.triton.packed_weight import PackedWeight
 from dovetail_backends.kernels.triton.pdl import launch_options
 
@@ -56,7 +56,7 @@ def _wide_kernel(
     FORM: tl.constexpr, SPAN: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ROW_SCALE: tl.constexpr, ZERO: tl.constexpr, EVEN: tl.constexpr,
-    ASM: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, outputs, splits): programs of the same weights are neighbours. EVEN: tiles divide N and K."""
     tall, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -73,8 +73,6 @@ def _wide_kernel(
         ahead = block_scales(scale, offset, n, begin, N, FORM, GROUP, GROUPS, STEP, ZERO, dtype)
     if PDL:
         gdc_launch_dependents()
-        if AHEAD > 0:
-            fetch(w, n, begin, tl.minimum(begin + SPAN // PER_WORD, ROW), N, ROW, AHEAD)
         gdc_wait()
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for start in tl.range(begin, tl.minimum(begin + SPAN // PER_WORD, ROW), STEP, num_stages=STAGES):
@@ -139,7 +137,6 @@ def wide(
     tile: tuple[int, Tile],
     *,
     residual: Tensor | None = None,
-    ahead: int = 0,
 ) -> Tensor:
     """`x Wᵀ + b + residual` for weights that `fits_wide`.
 
@@ -150,7 +147,6 @@ def wide(
         tile: BLOCK_M, then BLOCK_N, BLOCK_K, warps, stages, splits of K. BLOCK_K is a multiple of 64 that divides
             groups of numbers of 8 bits.
         residual: `[M, N]`, rows contiguous, added to the product, or None.
-        ahead: As for `packed_halves.by_halves`.
 
     Returns:
         `[M, N]` in the dtype of `x`; sums are in float32, splits of K added in fixed order.
@@ -172,7 +168,7 @@ def wide(
         x, weight.numbers, scale, offset, *after, out, part, rows, x.stride(0), stride_r, K=k,
         ROW=weight.numbers.shape[-1], GROUP=weight.group, GROUPS=weight.groups, FORM=weight.kind, SPAN=span,
         BLOCK_K=block_k, STAGES=stages, ZERO=weight.offset is not None, EVEN=n % block_n == 0 and k % block_k == 0,
-        ASM=x.dtype == torch.bfloat16 and not is_interpreted(), AHEAD=ahead, num_warps=warps, **sizes, **what,
+        ASM=x.dtype == torch.bfloat16 and not is_interpreted(), num_warps=warps, **sizes, **what,
         **launch_options(x),
     )  # fmt: skip
     if splits > 1:

@@ -15,12 +15,12 @@ Classes = Mapping[str, type | list[str | type]]
 """By setting: a class in place of a name, or a list in which some names are classes."""
 
 
-def register_classes(registry: Registry, classes: Classes) -> dict[str, str | list[str]]:
+def register_classes(classes: Classes, registry: Registry) -> dict[str, str | list[str]]:
     """Register classes that were given in place of names, and return their names by setting.
 
     Args:
-        registry: Where they go.
         classes: By the setting that names a plugin of their kind.
+        registry: Where they go.
 
     Raises:
         ConfigError: One is not of its kind's contract, is not complete, or cannot be imported by its name.

@@ -17,6 +17,7 @@ import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from types import TracebackType
 from typing import Any, TypeVar, overload
@@ -31,16 +32,10 @@ from dovetail.contracts.reasoning import ReasoningParser
 from dovetail.contracts.tools import ToolParser
 from dovetail.grammar.spec.diagnostics import explained
 from dovetail.grammar.spec.refusals import LATER
-from dovetail.offline.arguments import Message, Prompt, check_number, messages_of, prompt_ids, texts, typed
-from dovetail.offline.outlines_model import OutlinesModel, pieces_of, register
-from dovetail.offline.requests import OfflineRequest, OfflineRequests
-from dovetail.offline.types import Classification, GeneratedReply, PromptEmbedding, Ranked, SamplingParams, Score
 from dovetail.plugins import load
 from dovetail.plugins.manager import running_hooks
 from dovetail.processing.bounds import MAX_TOKENS
-from dovetail.processing.classes import classes_of
 from dovetail.processing.constraints import outcome_of
-from dovetail.processing.offline import read_settings
 from dovetail.processing.pairs import (
     PairResult,
     asked_for,
@@ -55,6 +50,12 @@ from dovetail.processing.pairs import (
 )
 from dovetail.processing.prepare import prepare
 from dovetail.processing.processor import Processor
+from dovetail_offline.arguments import Message, Prompt, check_number, messages_of, prompt_ids, texts, typed
+from dovetail_offline.classes import classes_of, register_classes
+from dovetail_offline.outlines_model import OutlinesModel, pieces_of, register
+from dovetail_offline.requests import OfflineRequest, OfflineRequests
+from dovetail_offline.settings import read_settings
+from dovetail_offline.types import Classification, GeneratedReply, PromptEmbedding, Ranked, SamplingParams, Score
 
 logger = logging.getLogger("dovetail")
 T = TypeVar("T")
@@ -117,7 +118,9 @@ class LLM(OutlinesModel):
         settings |= {name: value for name, value in (("lock", lock), ("model", model)) if value is not None}
         settings |= {n: value for n, value in (named | {"grammar_backend": grammar_backend}).items() if value != "auto"}
         classes = classes_of(settings)
-        prepared = prepare(read_settings({**settings, "plugin_options": plugin_options}), classes)
+        prepared = prepare(
+            read_settings({**settings, "plugin_options": plugin_options}), partial(register_classes, classes)
+        )
         offline, plan = prepared.settings, prepared.plan
         for line in offline.auto_notes:
             logger.info("%s", line)

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.contracts.errors import RequestError
 from dovetail.messages import TokenDelta
-from dovetail.offline.arguments import listed
 from dovetail.text.parsing.stream import OutputStream
+from dovetail_offline.arguments import listed
 
 if TYPE_CHECKING:
-    from dovetail.offline.types import GeneratedReply, SamplingParams
+    from dovetail_offline.types import GeneratedReply, SamplingParams
 
 
 class OutlinesModel:
@@ -135,7 +135,7 @@ def _no_backend(backend: str | None) -> None:
 
 
 def _params(output_type: Any, params: Mapping[str, Any]) -> SamplingParams:
-    from dovetail.offline.types import SamplingParams
+    from dovetail_offline.types import SamplingParams
 
     try:
         return SamplingParams(**params, output_type=output_type)

@@ -21,8 +21,6 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Chat, Ids, Names, Request
 from dovetail.grammar.spec.fields import NAMES, read_grammar
 from dovetail.grammar.spec.route import GrammarRoute
-from dovetail.offline.arguments import listed, typed
-from dovetail.offline.types import SamplingParams, sampling_of
 from dovetail.processing.bounds import MAX_TOOL_NAME, TOOL_NAME, Effort
 from dovetail.processing.input import Preparation
 from dovetail.processing.pairs import POOLING, TextIds
@@ -31,6 +29,8 @@ from dovetail.processing.refusals import wrong
 from dovetail.processing.sampling import check_token_ids
 from dovetail.processing.tools import Tools
 from dovetail.text.parsing.stream import OutputStream
+from dovetail_offline.arguments import listed, typed
+from dovetail_offline.types import SamplingParams, sampling_of
 
 # Outlines' output types, and the Python types they stand for, as request fields: for the offline `LLM`.
 #

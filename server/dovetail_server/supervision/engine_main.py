@@ -1,4 +1,7 @@
-"""The engine process: `python -m dovetail.client.engine_main SOCKET`. Started by `ProcessClient`, never by hand."""
+"""The engine process: `python -m dovetail_server.supervision.engine_main SOCKET`.
+
+`ProcessClient` starts it, nobody by hand.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,20 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.base import imports, log
+from dovetail.base import log
 from dovetail.base.orphans import wake_when_orphaned
 from dovetail.base.settings import EngineSettings
 from dovetail.contracts.errors import ConfigError, described, said
 from dovetail.engine.loop import ClosedError, run_loop
-from dovetail.engine.stall_logger import StallLogger
-from dovetail.engine.wire import SocketTransport, Start, StartSigns
 from dovetail.messages import EngineFailed, Ready, Working
 from dovetail.plugins import load
 from dovetail.plugins.exits import ended_by, innermost, name_exits
 from dovetail.plugins.loader import naming_plugin
 from dovetail.plugins.manager import running_hooks
 from dovetail.runtime.device.devices import likely_device
+from dovetail_server.supervision import imports
+from dovetail_server.supervision.stall_logger import StallLogger
+from dovetail_server.supervision.wire import SocketTransport, Start, StartSigns
 
 logger = logging.getLogger("dovetail.engine")
 WARM_UP_S = 20.0

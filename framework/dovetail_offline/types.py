@@ -11,11 +11,11 @@ import msgspec
 from dovetail import messages
 from dovetail.contracts.requests import Sampling
 from dovetail.grammar.spec.route import GrammarReport
-from dovetail.offline.arguments import check_number, typed
 from dovetail.processing.bounds import BOUNDS, MAX_TOKENS
 from dovetail.processing.checked import check_sampling
 from dovetail.processing.sampling import stop_rules
 from dovetail.sdk.formats.output import ToolCall
+from dovetail_offline.arguments import check_number, typed
 
 MAX_REPLIES = 10_000
 """Of one prompt."""

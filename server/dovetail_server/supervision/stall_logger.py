@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from dovetail.engine.loop import ClosedError
+from dovetail.engine.loop import EARLY, ClosedError
 from dovetail.plugins import PluginPlan
 from dovetail.plugins.loader import describe, nearest_plugin
 
@@ -55,10 +55,6 @@ class EngineWatchdog:
         if news != self._news or not is_busy:
             self._news, self._still_s = news, 0.0
         return self._still_s if self._still_s > self.limit_s - LATE_LOOKS * self.look_s else None
-
-
-EARLY = 0.75
-"""The part of the client's limit after which it is said: the engine does not live to say it later."""
 
 
 class StallLogger:
