@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 from harness import Harness
 
+from dovetail.contracts.requests import Request, Text, Tools
 from dovetail.processing.input import Preparation
+from dovetail_server.reading import quick
 from dovetail_server.reading.context import MAX_PREPARING
+from dovetail_server.reading.quick import QuickRequests
 from dovetail_server.reading.turns import RoundTime
 
 HI = [{"role": "user", "content": "hi"}]
@@ -61,6 +64,52 @@ def test_short_plain_requests_need_no_thread(
     reply = harness.post(path, {"model": "tiny", **fields})
     assert reply.status_code in (200, 400), reply.text
     assert {thread is harness.thread for thread in threads} == {is_quick}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_tools_that_were_quick_need_no_thread_again(
+    path: str, thinking: Harness, threads: list[threading.Thread]
+) -> None:
+    """Other tools do, until they were prepared once, too."""
+    chat = path.endswith("completions")
+
+    def ask(name: str) -> bool:
+        function = {"name": name, "parameters": {"type": "object"}}
+        tool = {"type": "function", "function": function} if chat else {"type": "function", **function}
+        given: dict[str, Any] = {"messages": HI} if chat else {"input": "hi", "store": False}
+        reply = thinking.post(path, {"model": "tiny", "tools": [tool], **given})
+        assert reply.status_code == 200, reply.text
+        return threads[-1] is thinking.thread
+
+    names = [f"{path[4:7]}{name}" for name in "aabab"]  # the server knows tools of another test
+    assert [ask(name) for name in names] == [False, True, False, True, True]
+
+
+def constrained(**fields: Any) -> list[Request]:
+    return [Request(prompts=[Text(text="a")], **fields)]
+
+
+def test_a_grammar_is_quick_once_it_was() -> None:
+    """Not another one, nor with another backend or tools, nor one that took long."""
+    known, tools = QuickRequests(), Tools(tools=[TOOL])
+    asked = [{"grammar": {"regex": "a"}}, {"grammar": {"regex": "b"}}, {"tools": tools}]
+    asked += [{"grammar": {"regex": "a"}, "grammar_backend": "x"}, {"grammar": {"regex": "a"}, "tools": tools}]
+    for number, fields in enumerate(asked):
+        assert [known.has(constrained(**each), 100) for each in asked] == [at < number for at in range(len(asked))]
+        known.timed(lambda: None, constrained(**fields))()
+    assert not known.has(constrained(grammar={"regex": "a"}), quick.TEXT_BYTES + 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quick, "KNOWN_S", -1.0)
+        known.timed(lambda: None, constrained(grammar={"regex": "slow"}))()
+    assert not known.has(constrained(grammar={"regex": "slow"}), 100)
+
+
+def test_grammars_that_are_known_are_bounded() -> None:
+    """Those of a client that sends a new one each time do not add up."""
+    known = QuickRequests()
+    for number in range(3 * quick.MAX_KNOWN):
+        known.timed(lambda: None, constrained(grammar={"regex": f"{number}"}))()
+        assert len(known._known) <= quick.MAX_KNOWN
 
 
 def test_few_threads_prepare_at_a_time(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from dovetail_server.media.decode import NO_PILLOW, has_pillow
 from dovetail_server.media.folder import MediaFolder
 from dovetail_server.media.rules import MediaRules
 from dovetail_server.reading.pool import BodyPool
+from dovetail_server.reading.quick import QuickRequests
 from dovetail_server.reading.threads import num_threads
 from dovetail_server.reading.turns import RoundTime, Turns
 from dovetail_server.reading.wire import WorkerStart
@@ -66,6 +67,7 @@ class ReadingContext(ServingContext):
         self._preparing = Turns(MAX_PREPARING)
         self.round_time = RoundTime(ROUND_S)
         """Of the event loop, for requests that are read and prepared on it."""
+        self.quick = QuickRequests()
         self.media: MediaFolder | None = None
         """Where images lie while requests need them; None where the model sees none."""
         self.image_cache: ImageCache | None = None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request as HttpRequest
 
 from dovetail.contracts.api import Route
-from dovetail.contracts.requests import Ids, Request
+from dovetail.contracts.requests import Request
 from dovetail.text.inline import InlineCostError
 from dovetail_server.apis.watch import WATCH
 from dovetail_server.reading.parse import of_route
@@ -23,12 +22,6 @@ from dovetail_server.serving.sse import cancel_on_disconnect
 if TYPE_CHECKING:
     from dovetail_server.reading.context import ReadingContext
 
-TEXT_BYTES = 1 << 13
-"""Bodies up to this size are quick: tokenizing so much takes a millisecond or two. Beside a busy event loop, a thread
-waits up to 5 ms for Python's lock, several times: 256 prompts of 200 tokens waited for two seconds."""
-IDS_BYTES = 1 << 15
-"""The same where the prompt is a list of ids, which are only checked."""
-MAX_CHOICES = 8
 INLINE_S = 0.05
 """A package's `read` may hold others up so long; then another process reads the body, …"""
 SLOW_S = 10.0
@@ -67,9 +60,9 @@ async def job_of(http: HttpRequest, state: ReadingContext, route: Route, *, runs
                 state.check_ready()
                 return make_job(state, route, requests)
 
-            if is_quick(requests, len(raw)):
+            if state.quick.has(requests, len(raw)):
                 return work()
-            return await cancel_on_disconnect(http, state.in_thread(work))
+            return await cancel_on_disconnect(http, state.in_thread(state.quick.timed(work, requests)))
     state.check_ready()
     early = EarlyPrefill(state)
 
@@ -109,19 +102,3 @@ def of_package(state: ReadingContext, route: Route, raw: bytes) -> list[Request]
         raise
     finally:
         WATCH.inline_s = 0.0
-
-
-def is_quick(requests: Sequence[Request], num_bytes: int) -> bool:
-    """Whether preparing requests whose body had so many bytes cannot hold others up.
-
-    Grammars, tools, expressions and whatever needs the tokenizer beside the prompt may take longer.
-    """
-    if len(requests) > 1:
-        return False
-    request = requests[0]
-    sampling = request.sampling
-    if request.grammar or request.tools is not None or (request.candidates or request.n) > MAX_CHOICES:
-        return False
-    if sampling.stop_regex or sampling.bad_words or sampling.logits_processors or request.thinking_budget is not None:
-        return False
-    return num_bytes <= (IDS_BYTES if isinstance(request.prompts[0], Ids) else TEXT_BYTES)

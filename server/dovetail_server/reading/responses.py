@@ -27,7 +27,7 @@ from dovetail_server.apis.responses.request import ReadItems
 from dovetail_server.apis.responses.schema import CompactRequest, InputTokensRequest, ResponsesRequest
 from dovetail_server.apis.routes import RESPONSES as ROUTE
 from dovetail_server.errors import catalogue as errors
-from dovetail_server.reading.intake import TEXT_BYTES, is_quick
+from dovetail_server.reading.quick import TEXT_BYTES
 from dovetail_server.reading.request import not_beside_prompts, read
 from dovetail_server.reading.tasks import COMPACT, INPUT_TOKENS, RESPONSES, Task
 from dovetail_server.reading.wire import BodyResult, Question
@@ -244,7 +244,9 @@ class BodyEntry:
         def work() -> Job:
             return self.job(ReadItems(Preparation(text, request).rendered(), bytes(rows)))
 
-        return work, is_quick([request], num_bytes)
+        if self.state.quick.has([request], num_bytes):
+            return work, True
+        return self.state.quick.timed(work, [request]), False
 
     def job(self, made: ReadItems) -> Job:
         """Put the job together. What another process has read knows nothing of how the request was adjusted."""
