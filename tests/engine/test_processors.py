@@ -153,7 +153,8 @@ class Faulty(LogitsProcessor):
         self.faults[row] = params
 
     def release(self, row: int) -> None:
-        del self.faults[row]
+        if self.faults.pop(row).fault == "release":
+            raise OSError("kept")
 
     def apply(self, logits: torch.Tensor, batch: LogitsRows) -> None:
         for line, row in zip(logits, batch.rows.tolist(), strict=True):
@@ -199,6 +200,13 @@ def test_a_processor_at_fault_ends_who_asked_for_it(fault: str, why: str, llm: L
     assert why in broken.message
     assert (other.token_ids, other.finish_reason) == (alone.token_ids, "length")
     assert len(ask(llm, {FAULTY: {}}).token_ids) == 8
+
+
+@pytest.mark.parametrize(("fault", "ends"), [("admit", "abort"), ("release", "length")])
+def test_the_next_request_does_not_end_for_the_one_before(fault: str, ends: str, llm: LLM) -> None:
+    """A row is given back only where it was taken, and what that raises is no step's."""
+    assert ask(llm, {FAULTY: {"fault": fault}}).finish_reason == ends
+    assert ask(llm, {}).finish_reason == "length"
 
 
 def test_a_processor_that_leaves_nothing_is_gone_without(llm: LLM) -> None:

@@ -78,7 +78,7 @@ class LogitsProcessor(Configurable, ABC):
         """
 
     def release(self, row: int) -> None:
-        """Note that a request has left its row."""
+        """Note that a request has left its row, which `admit` took. What is raised is logged."""
         return
 
     @abstractmethod

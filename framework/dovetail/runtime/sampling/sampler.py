@@ -42,7 +42,7 @@ class Processors:
     def __init__(self, loaded: Mapping[str, LogitsProcessor]) -> None:
         """They are called in this order."""
         self._loaded = dict(loaded)
-        self._rows: dict[int, frozenset[str]] = {}
+        self._rows: dict[int, list[str]] = {}
 
     @classmethod
     def make(cls, plugins: LoadedPlugins, vocab_size: int, num_rows: int, device: torch.device) -> Processors:
@@ -57,18 +57,25 @@ class Processors:
         return cls(made)
 
     def apply_step(self, step: StepInput) -> None:
-        """Take what a step says of rows: they are cleared, then taken again."""
+        """Take what a step says of rows: they are cleared, then taken again.
+
+        What `admit` raises ends a request of this step. What `release` raises is not of it: that request has ended.
+        """
         if not self._loaded:
             return
         for row in step.cleared.tolist():
             for name in self._rows.pop(row, ()):
-                self._loaded[name].release(row)
+                try:
+                    self._loaded[name].release(row)
+                except Exception:
+                    logger.exception("The logits processor %s failed where a request left its row.", name)
         for admit in step.admit:
             if admit.params.processors:
-                self._rows[admit.row] = frozenset(admit.params.processors)
+                taken = self._rows[admit.row] = []
             for name, given in admit.params.processors.items():
                 processor = self._loaded[name]
                 processor.admit(admit.row, params_of(type(processor), given), admit.history, admit.num_prompt)
+                taken.append(name)  # a row that was not taken is not given back
 
     def groups(self, rows: Sequence[SampleRow]) -> dict[str, list[int]]:
         """Return which of some rows ask for each processor; empty, and at no cost, where none is served."""
