@@ -6,14 +6,16 @@ cache that is too small for them, so that they hit cached prefixes, and are retr
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from dovetail.contracts.cache import FULL
 from dovetail.contracts.replies import TokenLogprob
@@ -22,8 +24,12 @@ from dovetail.messages import SamplerParams, Submit
 from dovetail_testing.engine import make_core
 
 TOLERANCE = 1e-4
+NEAR = 2e-5
+"""Of the largest score: differences that rounding may turn round. It differs from processor to processor, and changed
+scores of experts by up to 5e-6 of the largest, in any family here, where float32 and float64 were compared."""
 NUM_NEW = 64
 PAGE = 4
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,44 @@ def prompt(length: int, seed: int) -> list[int]:
     """Random tokens."""
     rng = random.Random(seed)
     return [rng.randrange(3, 130) for _ in range(length)]
+
+
+class NearTie(Exception):
+    """Rounding decides which experts a token goes through, and with others its logits differ by a tenth."""
+
+
+class Choices(TorchFunctionMode):
+    """Refuses what is chosen (`topk`) where the last that is, and the first that is not, are nearly tied."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") == "topk":
+            self._look_at(args[0], found[0].shape[-1])
+        return found
+
+    def _look_at(self, scores: Tensor, num: int) -> None:
+        if num == scores.shape[-1]:
+            return
+        best = scores.float().topk(num + 1).values
+        gaps = (best[..., -2] - best[..., -1]) / scores.masked_fill(scores.isinf(), 0).abs().amax(-1)
+        if gaps.min() < NEAR:
+            raise NearTie(f"{num} of {scores.shape[-1]} experts, by {gaps.min():.1g} of the largest score")
+
+
+def on_settled_prompts(check: Callable[..., Result]) -> Callable[..., Result]:
+    """Make a check take other prompts, by `seed`, as long as one of its tokens is a `NearTie`."""
+
+    @functools.wraps(check)
+    def checked(*args: Any, **settings: Any) -> Result:
+        ties = []
+        for seed in range(0, 20_000, 1000):
+            try:
+                return check(*args, seed=seed, **settings)
+            except NearTie as tie:
+                ties.append(str(tie))
+        raise AssertionError(f"all prompts are near ties: {ties}")
+
+    return checked
 
 
 @torch.inference_mode()
@@ -81,10 +125,20 @@ def run(core: EngineCore, prompts: Sequence[list[int]], num_new: int, **params: 
 
 
 def greedy(model: Any, prompts: Sequence[list[int]], outcome: Outcome) -> None:
-    """Compare tokens with transformers' choice behind each prefix of them: equal exactly where all are."""
+    """Compare tokens with transformers' choice behind each prefix of them: equal exactly where all are.
+
+    Of logits that are as close as `check_logits` wants them to be transformers', either may be the larger.
+
+    Raises:
+        NearTie: They say nothing of whether the engine is right.
+    """
     for ids, tokens in zip(prompts, outcome.tokens, strict=True):
-        want = reference(model, [*ids, *tokens[:-1]])[len(ids) - 1 :].argmax(-1).tolist()
-        assert tokens == want, f"a prompt of {len(ids)} tokens: {tokens} instead of {want}"
+        with Choices():
+            logits = reference(model, [*ids, *tokens[:-1]])[len(ids) - 1 :]
+        best, want = logits.max(-1)
+        said = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+        close = (best - said) <= TOLERANCE * logits.norm(dim=1)
+        assert close.all(), f"a prompt of {len(ids)} tokens: {tokens} instead of {want.tolist()}"
 
 
 def recorded(core: EngineCore) -> list[Tensor]:
@@ -104,12 +158,17 @@ def recorded(core: EngineCore) -> list[Tensor]:
     return found
 
 
-def check_logits(folder: Path, model: Any, *, chunk: int, num_new: int = NUM_NEW, **settings: Any) -> Outcome:
+@on_settled_prompts
+def check_logits(
+    folder: Path, model: Any, *, chunk: int, num_new: int = NUM_NEW, seed: int = 0, **settings: Any
+) -> Outcome:
     """Compare every token's logits of one request, its prompt in chunks; returns the worst error."""
     core = make_core(folder, page_size=PAGE, chunked_prefill_size=chunk, max_running_requests=4, **settings)
-    logits, ids = recorded(core), prompt(100, seed=1)
+    logits, ids = recorded(core), prompt(100, seed + 1)
     outcome = run(core, [ids], num_new, prompt_logprobs=0)
-    got, want = torch.cat(logits).float(), reference(model, [*ids, *outcome.tokens[0][:-1]])
+    with Choices():
+        want = reference(model, [*ids, *outcome.tokens[0][:-1]])
+    got = torch.cat(logits).float()
     assert got.shape == want.shape, (got.shape, want.shape)
     outcome.worst = float(((got - want).norm(dim=1) / want.norm(dim=1)).max())
     assert outcome.worst <= TOLERANCE, f"chunks of {chunk}: relative error {outcome.worst:.2g}"
@@ -123,15 +182,16 @@ def check_pieces(folder: Path, model: Any) -> None:
     check_logits(folder, model, chunk=33, num_new=4, model_impl="dovetail")
 
 
-def check_schedules(folder: Path, model: Any, *, num_new: int = NUM_NEW, **settings: Any) -> Outcome:
+@on_settled_prompts
+def check_schedules(folder: Path, model: Any, *, num_new: int = NUM_NEW, seed: int = 0, **settings: Any) -> Outcome:
     """Compare the tokens of requests that are computed together, hit a cached prefix, and are retracted."""
     core = make_core(
         folder, page_size=PAGE, chunked_prefill_size=48, max_running_requests=4, max_total_tokens=484, **settings
     )
-    shared = prompt(134, seed=2)  # some states are copied every 128 tokens
+    shared = prompt(134, seed + 2)  # some states are copied every 128 tokens
     first = run(core, [shared], 4)
     greedy(model, [shared], first)
-    prompts = [shared + prompt(n, seed=n) for n in (3, 17, 40)] + [prompt(61, seed=5)]
+    prompts = [shared + prompt(n, seed + n) for n in (3, 17, 40)] + [prompt(61, seed + 5)]
     outcome = run(core, prompts, num_new)
     greedy(model, prompts, outcome)
     assert outcome.cached, "no request hit a cached prefix"

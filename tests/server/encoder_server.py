@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,8 @@ class EncoderServer:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         defaults = {"served_model_name": ["tiny"], "log_level": "error", "dtype": "float32", "device": "cpu"}
-        made = ServeSettings(
-            model_path=str(folder), **{"file_storage_path": folder / "storage", **defaults, **settings}
-        )
+        storage = tempfile.mkdtemp(prefix="storage", dir=folder)  # of its own, as a `Harness` has
+        made = ServeSettings(model_path=str(folder), **{"file_storage_path": storage, **defaults, **settings})
         prepared = prepare(made)
         self.settings, self._plan, self._model = prepared.settings, prepared.plan, prepared.model
         self.engine = InProcessClient(engine_settings(self.settings), self._plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -64,7 +65,8 @@ class Harness:
         self.listener = preflight.bind("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
         self.base = f"http://127.0.0.1:{self.port}"
-        settings.setdefault("file_storage_path", folder / "storage")
+        # Of its own: beside another server of a session, either would run the lines of a batch.
+        settings.setdefault("file_storage_path", Path(tempfile.mkdtemp(prefix="storage", dir=folder)))
         settings = {"served_model_name": ["tiny", "tiny-too"], **settings}
         self.settings = ServeSettings(model_path=str(folder), log_level="error", **settings)
         self.reset()
