@@ -32,7 +32,8 @@ from dovetail_server.start.lifecycle import HttpServer
 from dovetail_server.state import ServerState
 
 LIMIT_S = 240
-"""For a reply: shorter than the limit of a test, and long enough for what starts a process on a busy machine."""
+"""For a reply, or what is to come true: shorter than the limit of a test, and long enough for what starts a process
+on a busy machine."""
 
 
 def setup_of(folder: Path, settings: ServeSettings, *parsers: Any) -> ProcessorSetup | None:
@@ -102,7 +103,7 @@ class Harness:
         if hasattr(self, "state"):
             self.state.engine = self.engine
 
-    def eventually(self, condition: Callable[[], bool], timeout: float = 60.0) -> None:
+    def eventually(self, condition: Callable[[], bool], timeout: float = LIMIT_S) -> None:
         """Wait until a condition holds."""
         deadline = time.monotonic() + timeout
         while not condition():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -18,7 +19,16 @@ from typing import Any
 
 import requests
 
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_SERVE_LOG_TO_STDERR": "1"}
+QUIET = {
+    **{"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_SERVE_LOG_TO_STDERR": "1"},
+    # Clusters that start at once would each write a token into the home folder, and not know each other's.
+    **{"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)},
+    # Ray's own limits of a start, half a minute or one, are too short for a busy machine.
+    **dict.fromkeys(("RAY_gcs_server_port_wait_time_s", "RAY_gcs_server_request_timeout_seconds"), "300"),
+    **{"RAY_worker_register_timeout_seconds": "300", "RAY_agent_register_timeout_ms": "300000"},
+}
+LIMIT_S = 300.0
+"""For whatever a cluster does: it takes seconds, or minutes on a machine that others keep busy."""
 
 
 def free_port() -> int:
@@ -56,7 +66,7 @@ class RayServed:
     def text(self) -> str:
         return self.log.read_text("utf-8", "replace")
 
-    def wait(self, limit_s: float = 150.0, path: str = "/readyz") -> RayServed:
+    def wait(self, limit_s: float = LIMIT_S, path: str = "/readyz") -> RayServed:
         self.until(lambda: self._is_ready(path), limit_s)
         return self
 
@@ -66,7 +76,7 @@ class RayServed:
         except requests.ConnectionError:
             return False
 
-    def until(self, is_so: Callable[[], bool], limit_s: float = 90.0) -> None:
+    def until(self, is_so: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
         deadline = time.monotonic() + limit_s
         while not is_so():
             assert self.process.poll() is None, self.text()[-6000:]
@@ -74,10 +84,10 @@ class RayServed:
             time.sleep(0.2)
 
     def post(self, path: str, body: dict[str, Any], **more: Any) -> requests.Response:
-        return requests.post(self.base + path, json=body, timeout=120, **more)
+        return requests.post(self.base + path, json=body, timeout=LIMIT_S, **more)
 
     def get(self, path: str, **more: Any) -> requests.Response:
-        return requests.get(self.base + path, timeout=60, **more)
+        return requests.get(self.base + path, timeout=LIMIT_S, **more)
 
     def replicas(self, name: str = "dovetail-demo") -> list[int]:
         """The processes of a model's replicas that are of this cluster."""

@@ -327,7 +327,7 @@ def test_lines_of_a_batch_run_as_their_owner(folder: Any, tmp_path: Any, make_ha
     line = {"custom_id": "a", "method": "POST", "url": CHAT, "body": {**BODY, "rid": "line-a"}}
     asked = {"input_file_id": upload(harness, ALICE, json.dumps(line).encode() + b"\n"), "endpoint": CHAT}
     batch_id = harness.post("/v1/batches", {**asked, "completion_window": "24h"}, headers=as_key(ALICE)).json()["id"]
-    harness.eventually(lambda: (owner_name(ALICE), "line-a") in harness.state.live, timeout=60)
+    harness.eventually(lambda: (owner_name(ALICE), "line-a") in harness.state.live)
     assert harness.post("/abort_request", {"abort_all": True}, headers=as_key(BOB)).json() == {"aborted": 0}
     harness.engine.hold.set()
     assert wait_for(harness, batch_id, ALICE)["request_counts"]["completed"] == 1

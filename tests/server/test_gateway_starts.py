@@ -253,7 +253,7 @@ def test_a_worker_comes_back_where_its_start_failed_once(movable: Path, tmp_path
     try:
         away = movable.rename(movable.with_name("away"))
         pid = kill_one(running)
-        running.until(lambda: "Worker DP1 could not be started: [Errno 2]" in running.text(), 20)
+        running.until(lambda: "Worker DP1 could not be started: [Errno 2]" in running.text())
         statuses = [running.post("/v1/chat/completions", chat(1, n)).status_code for n in range(4)]
         assert statuses == [200] * 4
         assert [worker["ready"] for worker in running.workers()] == [True, False]

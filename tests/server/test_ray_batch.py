@@ -195,6 +195,7 @@ def actors(temp: str) -> list[int]:
     return [pid for pid in mine if temp in environment_of(pid)]
 
 
+@pytest.mark.timeout(900)  # a cluster starts as slowly as the machine is busy: 21 s alone, 388 s with a ninth of a core
 def test_every_line_is_answered_once_and_in_order(tmp_path: Path, cluster: dict[str, str]) -> None:
     """Of one file, by an actor of Ray; a request that is refused makes the exit code 1."""
     log, source, target = tmp_path / "log", tmp_path / "in.jsonl", tmp_path / "out.jsonl"
@@ -202,11 +203,11 @@ def test_every_line_is_answered_once_and_in_order(tmp_path: Path, cluster: dict[
         source, [*(line(f"a-{number}") for number in range(40)), line("wrong", body={"prompt": "x", "max_tokens": -2})]
     )
     running = run_on_ray(cluster, log, "-i", source, "-o", target)
-    assert running.wait(600) == 1, log.read_text()[-3000:]
+    assert running.wait(800) == 1, log.read_text()[-3000:]
     assert "41/41" in log.read_text()
     rows = [json.loads(row) for row in target.read_text().splitlines()]
     assert [row["custom_id"] for row in rows] == [*(f"a-{number}" for number in range(40)), "wrong"]
-    assert [row["response"]["status_code"] for row in rows] == [*[200] * 40, 400]
+    assert [row["response"]["status_code"] for row in rows] == [*[200] * 40, 400], rows
 
 
 @pytest.mark.full

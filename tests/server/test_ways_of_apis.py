@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -242,9 +243,13 @@ def test_run_batch_runs_it(installed: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_run_batch_on_ray_runs_it(installed: str, tmp_path: Path) -> None:
+def test_run_batch_on_ray_runs_it(installed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In actors of a cluster."""
     pytest.importorskip("ray", reason="needs dovetail-llm[ray]")
+    from ray_process import QUIET
+
+    for name, value in QUIET.items():
+        monkeypatch.setenv(name, value)
     run_batch(tmp_path, "--ray", "--replicas", "1")
 
 
@@ -333,12 +338,7 @@ def test_a_gateway_has_another_worker_go_on(fleet: Served, is_whole: bool) -> No
     """A worker is killed while it answers: the stream says what it would have said, and a whole reply comes."""
     fleet.until(lambda: all(worker["ready"] for worker in fleet.workers(ADMIN)))
     expected = text_of(flowing(fleet))
-
-    def kill_the_busiest() -> None:
-        pids = fleet.pids()
-        running = [worker["num_running"] for worker in fleet.workers(ADMIN)]
-        os.kill(pids[running.index(max(running))], signal.SIGKILL)
-
+    kill_the_busiest = partial(fleet.kill_the_busiest, fleet.pids())
     if is_whole:
         timer = threading.Timer(0.3, kill_the_busiest)
         timer.start()

@@ -225,7 +225,7 @@ def test_a_stuck_writer_does_not_keep_the_server_from_ending(
         saving = first.harness.state.storage._service.writer
         first.harness.eventually(lambda: bool(saving._group))
         first.harness.loop.call_soon_threadsafe(first.harness.server._begin_drain)
-        first.harness.eventually(lambda: not first.harness.thread.is_alive(), 20)
+        first.harness.eventually(lambda: not first.harness.thread.is_alive())
     second = Api(make_harness(file_storage_path=tmp_path, min_free_disk_bytes=0))
     check(second, second.wait(batch_id))
 

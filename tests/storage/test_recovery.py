@@ -152,7 +152,7 @@ def test_too_many_open_files_are_503_and_pass(api: Api, monkeypatch: pytest.Monk
         api.harness.eventually(lambda: "Too many open files" in api.harness.get("/readyz").text)
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_unavailable")
     assert reply.headers["retry-after"]
-    api.harness.eventually(lambda: api.harness.get("/readyz").status_code == 200, timeout=30)
+    api.harness.eventually(lambda: api.harness.get("/readyz").status_code == 200)
     assert api.upload(b"{}\n").status_code == 200
 
 
@@ -215,7 +215,7 @@ def test_an_expired_batch_keeps_what_is_done(api: Api) -> None:
     """Past its window: `expired`, replies kept, the rest `batch_expired` in the error file."""
     api.harness.engine.delay_s = 0.02
     batch_id = api.start(*(line(str(i)) for i in range(300)))
-    api.harness.eventually(lambda: api.batch(batch_id)["request_counts"]["completed"] > 0, 10)
+    api.harness.eventually(lambda: api.batch(batch_id)["request_counts"]["completed"] > 0)
 
     async def age() -> None:
         from dovetail_server.storage.tables import batches
