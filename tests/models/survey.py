@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from architectures import BARE, CHANGES, LEFT_OUT, SECOND, WHOLE
 from families import DECODERS, SIZES, perturb
-from parity import PAGE, greedy, prompt, recorded, reference, run
+from parity import PAGE, greedy, on_settled_prompts, prompt, recorded, reference, run
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -114,10 +114,11 @@ def distance(got: Tensor, model: Any, ids: list[int]) -> Tensor:
     return (got - want).abs().amax(-1)
 
 
-def alone(folder: Path, model: Any, **settings: Any) -> tuple[float, float]:
+@on_settled_prompts
+def alone(folder: Path, model: Any, *, seed: int = 0, **settings: Any) -> tuple[float, float]:
     """Measure one request: its prompt in chunks of 7, and what it decodes."""
     core = make_core(folder, page_size=PAGE, chunked_prefill_size=7, max_running_requests=4, **settings)
-    logits, ids = recorded(core), prompt(100, seed=1)
+    logits, ids = recorded(core), prompt(100, seed + 1)
     outcome = run(core, [ids], 8, prompt_logprobs=0)
     got = torch.cat(logits).float()
     assert got.shape[0] == len(ids) + 7
@@ -126,15 +127,18 @@ def alone(folder: Path, model: Any, **settings: Any) -> tuple[float, float]:
     return float(far[: len(ids)].max()), float(far[len(ids) :].max())
 
 
-def together(folder: Path, model: Any, num_new: int = 64, **settings: Any) -> tuple[float | None, float | None]:
+@on_settled_prompts
+def together(
+    folder: Path, model: Any, num_new: int = 64, *, seed: int = 0, **settings: Any
+) -> tuple[float | None, float | None]:
     """Measure requests that share a cache which is too small for them: behind a cached prefix, and resumed."""
     core = make_core(
         folder, page_size=PAGE, chunked_prefill_size=48, max_running_requests=4, max_total_tokens=484, **settings
     )
-    shared = prompt(134, seed=2)  # some states are copied every 128 tokens
+    shared = prompt(134, seed + 2)  # some states are copied every 128 tokens
     asked: dict[str, Any] = {"logprobs": 0, "logprob_token_ids": VOCAB}
     run(core, [shared], 4, **asked)
-    prompts = [shared + prompt(n, seed=n) for n in (3, 17, 40)] + [prompt(61, seed=5)]
+    prompts = [shared + prompt(n, seed + n) for n in (3, 17, 40)] + [prompt(61, seed + 5)]
     outcome = run(core, prompts, num_new, **asked)
     greedy(model, prompts, outcome)
     hits, resumed = [], []
