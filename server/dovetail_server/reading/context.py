@@ -20,6 +20,7 @@ from dovetail_server.media.rules import MediaRules
 from dovetail_server.reading.pool import BodyPool
 from dovetail_server.reading.quick import QuickRequests
 from dovetail_server.reading.threads import num_threads
+from dovetail_server.reading.together import Together
 from dovetail_server.reading.turns import RoundTime, Turns
 from dovetail_server.reading.wire import WorkerStart
 from dovetail_server.schema.unknown import UnknownFields
@@ -41,6 +42,8 @@ MAX_PREPARING = 2
 the event loop would wait for every one of them, up to 5 ms each."""
 ROUND_S = 0.01
 """Time that preparing short requests may take in a round of the event loop: 256 of them at once took 0.2 s."""
+MOST_THREADS = 8
+"""That prepare short requests of one round: a third of it holds Python's lock, so a few are enough."""
 
 LEAST_PROCESSES, MOST_PROCESSES = 2, 8
 
@@ -68,6 +71,7 @@ class ReadingContext(ServingContext):
         self.round_time = RoundTime(ROUND_S)
         """Of the event loop, for requests that are read and prepared on it."""
         self.quick = QuickRequests()
+        self.together = Together(min(num_cores(), MOST_THREADS), ROUND_S)
         self.media: MediaFolder | None = None
         """Where images lie while requests need them; None where the model sees none."""
         self.image_cache: ImageCache | None = None

@@ -78,7 +78,7 @@ async def begin(
         if not state.bodies.takes(found.num_bytes):
             with suppress(InlineCostError):
                 work, is_short = entry.preparing(found, len(raw) + found.num_bytes)
-                return work() if is_short else await watched(http, state.in_thread(work))
+                return await (state.together.run(work) if is_short else watched(http, state.in_thread(work)))
     reading = state.bodies.run(
         RESPONSES,
         raw,
