@@ -25,8 +25,8 @@ _CARRIERS = tuple(
 )
 """IPv6 that stands for an IPv4 address: compatible, mapped, translated, NAT64 (both), 6to4, Teredo."""
 _ISATAP = (0x00005EFE, 0x02005EFE)
-_RESERVED = tuple(ipaddress.IPv4Network(net) for net in ("192.0.0.0/24", "168.63.129.16/32"))
-"""Outside of private ranges, but no host of the Internet: protocol assignments, and what answers machines of Azure."""
+_RESERVED = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "168.63.129.16/32", "192.88.99.0/24", "3fff::/20")))
+"""No host of the Internet, though `is_global`: protocol assignments, Azure's own, 6to4 relays, RFC 9637's examples."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -148,8 +148,10 @@ def is_public(address: str) -> bool:
         return False
     if not found.is_global or found.is_multicast or found.is_reserved:
         return False
+    if any(found in net for net in _RESERVED):
+        return False
     if isinstance(found, ipaddress.IPv4Address):
-        return not any(found in net for net in _RESERVED)
+        return True
     if found.scope_id is not None or found.is_site_local or any(found in net for net in _CARRIERS):
         return False
     return (int(found) >> 32) & 0xFFFFFFFF not in _ISATAP
