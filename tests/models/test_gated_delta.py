@@ -153,6 +153,15 @@ def test_shares_are_normalised_unless_a_null_says_no(model: type[KimiLinear | Li
     assert not model.config_from_hf({**made, "moe_renormalize": None}).extra["routing"].normalise
 
 
+@pytest.mark.parametrize("given", [[], "dense", ["dense", "sparse"], ["dense"] * 5, ["dense", "moe", "moe", "moe"]])
+@pytest.mark.parametrize(("model", "kind"), [(KimiLinear, "kimi_linear"), (Ling, "bailing_hybrid")])
+def test_types_of_mlps_are_one_for_each_layer(model: type[KimiLinear | Ling], kind: str, given: Any) -> None:
+    """The message says what was given, and what is possible."""
+    hf = config_of(kind).to_dict() | {"architectures": list(model.architectures), "mlp_layer_types": given}
+    with pytest.raises(ModelError, match=r"mlp_layer_types is .*; possible: 4 of dense and sparse"):
+        model.config_from_hf(hf)
+
+
 @pytest.mark.parametrize("kind", [*KINDS, "kimi_linear", "bailing_hybrid"])
 def test_schedules_give_transformers_tokens(kind: str, tmp_path: Path) -> None:
     """Requests that hit cached states, and that are retracted."""

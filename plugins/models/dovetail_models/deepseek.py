@@ -78,12 +78,14 @@ def add_experts(config: ModelConfig, hf: Mapping[str, Any], routing: Routing) ->
     """Add experts to all layers but the first.
 
     Raises:
-        ModelError: They are not in every layer behind those.
+        ModelError: They are not in every layer behind those, or `mlp_layer_types` is not a type for each layer.
     """
     first, inner = int(hf.get("first_k_dense_replace") or 0), needed(hf, "moe_intermediate_size")
     if int(hf.get("moe_layer_freq") or 1) != 1:
         raise ModelError(f"config.json: moe_layer_freq {hf['moe_layer_freq']} is not supported; possible: 1")
     types = hf.get("mlp_layer_types")
+    if types is not None and (len(types) != config.num_layers or not set(types) <= {"dense", "sparse"}):
+        raise ModelError(f"config.json: mlp_layer_types is {types}; possible: {config.num_layers} of dense and sparse")
     sparse = [index >= first for index in range(config.num_layers)] if types is None else [t == "sparse" for t in types]
     shared = inner * int(hf.get("n_shared_experts") or 0)
     return with_experts(config, routing, inner, shared_inner=shared, sparse=sparse)

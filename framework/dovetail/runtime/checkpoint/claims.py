@@ -37,8 +37,12 @@ _SIZES = (
 _DIMS = "head_dim global_head_dim qk_rope_head_dim qk_nope_head_dim v_head_dim kv_lora_rank q_lora_rank"
 _HEADS = "num_attention_heads num_key_value_heads num_global_key_value_heads num_hidden_layers num_labels"
 _EXPERTS = "num_experts num_local_experts n_routed_experts n_shared_experts num_experts_per_tok"
+_GROUPS = "num_shared_experts num_experts_per_token n_group num_expert_group topk_group"
+_DELTA = "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim"
+_KIMI = "linear_num_heads linear_head_dim short_conv_kernel_size mamba_num_heads mamba_head_dim n_groups"
+_MAMBA = "mamba_n_heads mamba_n_groups mamba_d_state mamba_d_conv ssm_state_size conv_kernel state_size conv_L_cache"
 _LENGTHS = "max_position_embeddings sliding_window attention_chunk_size"
-WHOLE = frozenset(f"{_SIZES} {_DIMS} {_HEADS} {_EXPERTS} {_LENGTHS}".split())
+WHOLE = frozenset(f"{_SIZES} {_DIMS} {_HEADS} {_EXPERTS} {_GROUPS} {_DELTA} {_KIMI} {_MAMBA} {_LENGTHS}".split())
 """Sizes that are whole numbers, lists of them, or null, whichever plugin reads them."""
 LAYERS = re.compile(r"num_(hidden_|decoder_)?layers|n_layers?")
 TOKENS = re.compile(r".*(position_embeddings|_window|chunk_size|context_length|window_size)|n_positions|n_ctx")
