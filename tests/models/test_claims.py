@@ -53,6 +53,8 @@ def folder_of(tmp_path: Path, config: Mapping[str, Any]) -> Path:
         ({"num_key_value_heads": True}, "num_key_value_heads = True; give a whole number"),
         ({"mamba_d_conv": 4.5}, "mamba_d_conv = 4.5; give a whole number"),
         ({"num_experts_per_token": 1.5}, "num_experts_per_token = 1.5; give a whole number"),
+        ({"q_lora_rank": []}, r"q_lora_rank = \[\]; give a whole number"),
+        ({"mamba_n_groups": {}}, r"mamba_n_groups = \{\}; give a whole number"),
         ({"vocab_size": "4096"}, "vocab_size = '4096'; give a whole number"),
         ({"sliding_window": float("inf"), "use_sliding_window": True}, "sliding_window = inf; give a whole number"),
         ({"head_dim": float("nan")}, r"head_dim is not a number \(NaN\)"),

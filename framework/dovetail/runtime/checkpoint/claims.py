@@ -143,7 +143,9 @@ def _check_width(path: str, value: int, files: CheckpointContents | None) -> Non
 
 
 def _leaves(hf: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield keys from the outermost in, and the value, of each number, text and null; items of a list have its keys.
+    """Yield keys from the outermost in, and the value, of each number, text, null and empty list or mapping.
+
+    Items of a list have its keys.
 
     Raises:
         ModelError: It is nested too deeply.
@@ -156,7 +158,7 @@ def _leaves(hf: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
         items = value.items() if isinstance(value, Mapping) else (("", item) for item in value)
         for key, inner in items:
             where = (*path, str(key)) if key else path
-            if isinstance(inner, (Mapping, list, tuple)):
+            if inner and isinstance(inner, (Mapping, list, tuple)):
                 waiting.append((where, depth + 1, inner))
             else:
                 yield where or ("",), inner
