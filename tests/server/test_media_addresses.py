@@ -103,3 +103,22 @@ def test_allowed() -> None:
     AllowedDomains(["*"]).check(parse_url("http://anything.example/"))
     with pytest.raises(MediaError, match=r"--allowed-media-domains example\.org"):
         AllowedDomains([]).check(parse_url("http://example.org/"))
+    for url in ("http://93.184.216.34/", "http://[2606:4700:4700::1111]/"):
+        with pytest.raises(MediaError, match=r"--allowed-media-domains (93\.184\.216\.34|2606:4700:4700::1111)\)"):
+            AllowedDomains([]).check(parse_url(url))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "[fd00:ec2::254]"])
+def test_no_flag_allows_a_private_address(host: str) -> None:
+    """An address that is never fetched is refused without advice to allow it."""
+    with pytest.raises(MediaError, match="not fetched here; send the image as a data: URL$"):
+        AllowedDomains([]).check(parse_url(f"http://{host}/"))
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_no_password_is_repeated(scheme: str) -> None:
+    """A URL with a user name or password is refused with its host alone."""
+    for user in ("somebody:s3cret@", "s3cret@", ":s3cret@", "a@s3cret@"):
+        with pytest.raises(MediaError, match=r"'example\.org' holds a user name or password") as found:
+            parse_url(f"{scheme}://{user}example.org/s3cret")
+        assert "s3cret" not in found.value.message

@@ -66,7 +66,8 @@ def parse_url(url: str) -> MediaUrl:
     if scheme not in PORTS:
         raise _invalid(f"{shown(url)} has the scheme {shown(scheme)}; possible: data, http, https, file")
     if "@" in parts.netloc:
-        raise _invalid(f"{shown(url)} holds a user name or password; send the URL without them, or the image as data:")
+        text = f"the URL of {shown(host)} holds a user name or password"  # which no reply or log repeats
+        raise _invalid(f"{text}; send it without them, or the image as data:")
     if port not in (None, PORTS[scheme]):
         raise _invalid(f"{shown(url)} names port {port}; possible: {PORTS[scheme]} for {scheme}; leave the port out")
     path = parts.path or "/"
@@ -122,10 +123,9 @@ class AllowedDomains:
             MediaError: It names the flag.
         """
         if not self:
-            text = (
-                f"{url.scheme}:// addresses are not fetched here; send the image as a data: URL, or have the operator "
-                f"allow the host (--allowed-media-domains {url.host})"
-            )
+            text = f"{url.scheme}:// addresses are not fetched here; send the image as a data: URL"
+            if is_public(url.host) or not _is_address(url.host):
+                text += f", or have the operator allow the host (--allowed-media-domains {url.host})"
         elif self._any or url.host in self._names or (self._suffixes and url.host.endswith(self._suffixes)):
             return
         else:
@@ -134,6 +134,10 @@ class AllowedDomains:
                 "(--allowed-media-domains); send the image as a data: URL"
             )
         raise MediaError(text, "invalid_image_url")
+
+
+def _is_address(host: str) -> bool:
+    return ":" in host or host.replace(".", "").isdigit()  # `parse_url` refuses names whose last part is a number
 
 
 def is_public(address: str) -> bool:
