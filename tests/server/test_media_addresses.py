@@ -111,14 +111,20 @@ def test_allowed() -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "[fd00:ec2::254]"])
 def test_no_flag_allows_a_private_address(host: str) -> None:
     """An address that is never fetched is refused without advice to allow it."""
-    with pytest.raises(MediaError, match="not fetched here; send the image as a data: URL$"):
+    with pytest.raises(MediaError, match=r"not fetched here; send the image as a data: URL$"):
         AllowedDomains([]).check(parse_url(f"http://{host}/"))
 
 
-@pytest.mark.parametrize("scheme", ["http", "https"])
-def test_no_password_is_repeated(scheme: str) -> None:
-    """A URL with a user name or password is refused with its host alone."""
-    for user in ("somebody:s3cret@", "s3cret@", ":s3cret@", "a@s3cret@"):
-        with pytest.raises(MediaError, match=r"'example\.org' holds a user name or password") as found:
-            parse_url(f"{scheme}://{user}example.org/s3cret")
-        assert "s3cret" not in found.value.message
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://u:s3cret@example.org/", "https://s3cret@example.org/", "http://:s3cret@a@example.org/x@y"),
+        *("ftp://u:s3cret@example.org/", "//u:s3cret@example.org/", "http://u:s3cret@[::1/", "http://u:s3cret@a b/"),
+        f"http://u:s3cret{'x' * 80}@example.org/",
+    ],
+)
+def test_no_password_is_repeated(url: str) -> None:
+    """Whatever is wrong with a URL, its refusal shows neither user name nor password."""
+    with pytest.raises(MediaError, match="…@") as found:
+        parse_url(url)
+    assert "s3cret" not in found.value.message

@@ -138,7 +138,7 @@ def test_rebinding_on_redirect() -> None:
         ("http://internal.example/x", "not public"),
         ("http://127.0.0.1/x", "not public"),
         ("http://example.org:8080/x", "port 8080"),
-        ("file:///etc/passwd", "scheme"),
+        ("file:///etc/passwd", "scheme 'file'; possible: http, https"),
         ("gopher://example.org/x", "scheme"),
         ("http://2130706433/", "IPv4"),
         ("http://user@example.org/", "user name"),

@@ -64,10 +64,11 @@ def parse_url(url: str) -> MediaUrl:
         raise _invalid(f"{shown(url)} is no URL; send one such as https://example.org/cat.png") from None
     scheme = parts.scheme.lower()
     if scheme not in PORTS:
-        raise _invalid(f"{shown(url)} has the scheme {shown(scheme)}; possible: data, http, https, file")
+        # Of `data:` and `file:`, only those come here that a URL is redirected to.
+        possible = "http, https" if scheme in ("data", "file") else "data, http, https, file"
+        raise _invalid(f"{shown(url)} has the scheme {shown(scheme)}; possible: {possible}")
     if "@" in parts.netloc:
-        text = f"the URL of {shown(host)} holds a user name or password"  # which no reply or log repeats
-        raise _invalid(f"{text}; send it without them, or the image as data:")
+        raise _invalid(f"{shown(url)} holds a user name or password; send the URL without them, or the image as data:")
     if port not in (None, PORTS[scheme]):
         raise _invalid(f"{shown(url)} names port {port}; possible: {PORTS[scheme]} for {scheme}; leave the port out")
     path = parts.path or "/"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from dovetail.contracts.errors import RequestError
 
 MAX_IMAGE_BYTES = 20 << 20
 """Of one image, as it is sent, fetched or read."""
 SHOWN = 80
 """Characters of an address that an error repeats."""
+_USER = re.compile(r"(?<=//)[^/?#]*@")
 
 
 class MediaError(Exception):
@@ -25,7 +28,8 @@ class MediaError(Exception):
 
 
 def shown(text: str) -> str:
-    """Return an address as errors show it: short, quoted, without control characters."""
+    """Return an address as errors show it: short, quoted, without control characters, user name and password."""
+    text = _USER.sub("…@", text)
     return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")
 
 
