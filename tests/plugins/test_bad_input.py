@@ -185,6 +185,21 @@ class Model(Qwen3):
     assert re.match(wanted.format(who=who), said(caught.value))
 
 
+def test_a_set_whose_devices_are_one_word(site: FakeSite) -> None:
+    """Each of its letters would be a kind of device: the line says what to write."""
+    source = """
+from dovetail.contracts import Claim, KernelSet
+class Worded(KernelSet):
+    devices = "cpu"
+    def serves(self, ask): return "no"
+    def make(self, ask): return None
+"""
+    site.add("acme", "1.2", {"dovetail.kernels.v1": {"worded": "worded:Worded"}}, {"worded.py": source})
+    assert in_the_engine(kernels=["worded", "auto"]).startswith(
+        "kernels 'worded' of acme 1.2: devices = 'cpu' is no set of names; give frozenset({'cpu'})"
+    )
+
+
 def test_a_kernel_that_does_not_do_what_its_set_claims(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is called before weights are read; the line names the operation, its widths and what comes of the call."""
     source = """

@@ -117,7 +117,11 @@ def parser(line: str) -> str:
         ),
         ("empty_name.py", parser("plugin_name = ''"), r"reasoning_parser Own: plugin_name = '' names nothing"),
         ("of_two.py", parser("plugin_name = 'acme:r2'"), r"plugin_name = 'acme:r2' names nothing"),
-        ("minor.py", parser("needs_minor = '0'"), r"'own': needs_minor = '0' is no number of a minor version"),
+        (
+            "minor.py",
+            parser("needs_minor = '0'"),
+            r"'own': needs_minor = '0' is no number of a minor version; give one, such as \d+$",
+        ),
         ("bad.py", "1 / 0", r"bad\.py': running it raised ZeroDivisionError: division by zero; correct the file"),
         ("exits.py", "raise SystemExit(0)", r"exits\.py': running it raised SystemExit: 0; correct the file"),
         ("slow.py", "import time; time.sleep(60)", r"slow\.py': running it did not end within 0\.2 s; fix or disable"),

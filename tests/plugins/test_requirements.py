@@ -159,6 +159,16 @@ def test_an_installed_plugin_that_needs_a_later_minor_version_is_refused(
     )
 
 
+def test_a_minor_version_in_words_is_the_authors_to_mend(site: FakeSite) -> None:
+    """The line says what to write; no other version of Dovetail would read it."""
+    source = {"worded.py": PARSER.replace("needs_minor = 0", "needs_minor = 'two'")}
+    site.add("worded", "1.0", {"dovetail.reasoning_parsers.v1": {"worded": "worded:Acme"}}, source)
+    with pytest.raises(
+        PluginError, match=r"needs_minor = 'two' is no number of a minor version; give one, such as \d+$"
+    ):
+        import_planned(as_planned(Registry.scan(path=[str(site.root)]).of_kind("reasoning_parser")[0]))
+
+
 @pytest.mark.parametrize("by_folder", [False, True])
 def test_such_a_file_ends_the_start_with_one_line(
     tmp_path: Path, by_folder: bool, capsys: pytest.CaptureFixture[str]

@@ -227,6 +227,12 @@ def test_what_cannot_hold_is_refused_in_one_line(case: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_what_was_not_named_cannot_be_left_out() -> None:
+    """The line about a set that `auto` found says how to go without it."""
+    with pytest.raises(PluginError, match=r"no library; name the sets to use in --kernels, or report .*$"):
+        binder(Fails("rms_norm", 1.0), is_named=False).bind(NORM)
+
+
 def test_auto_does_not_choose_between_two() -> None:
     """Two sets that `auto` finds for one operation: the user says in which order they are asked."""
     bound = binder(Some("rms_norm", 1.0), Some("rms_norm", 2.0), is_named=False)

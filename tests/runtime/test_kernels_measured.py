@@ -223,15 +223,15 @@ def no_library(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tenso
 
 
 LIES = {
-    "raises": (Does(no_library), "a call of 3 rows raises OSError: no library; leave it out of --kernels"),
+    "raises": (Does(no_library), "a call of 3 rows raises OSError: no library; "),
     "takes too few": (Does(lambda x, weight: x), "a call of 3 rows raises TypeError: "),
     "shape": (Does(lambda x, weight, eps: x[:, 1:]), "returns float32 [3, 63]; it is float32 [3, 64]"),
     "dtype": (Does(lambda x, weight, eps: x.double()), "returns float64 [3, 64]; it is float32 [3, 64]"),
     "nothing": (Does(lambda x, weight, eps: None), "returns no tensor; it is float32 [3, 64]"),
     "numbers": (Does(lambda x, weight, eps: x * 2), "a call of 3 rows differs from what it means by "),
     "NaN": (Does(lambda x, weight, eps: x * float("nan")), "a call of 3 rows differs from what it means by inf"),
-    "its operand": (Does(in_place), "a call of 3 rows writes to x, which the claim's overwrites does not name; leave"),
-    "one buffer": (Does(one_buffer), "a call of 3 rows returns memory that the next call returns again; leave"),
+    "its operand": (Does(in_place), "a call of 3 rows writes to x, which the claim's overwrites does not name; "),
+    "one buffer": (Does(one_buffer), "a call of 3 rows returns memory that the next call returns again; "),
     "many rows": (Does(no_library, rows=(9, 90)), "a call of 9 rows raises OSError: no library"),
     "its operands": (Does(no_library, [1, 2]), "its trial of rms_norm H=64 with 3 rows cannot be computed: ValueError"),
 }

@@ -226,12 +226,12 @@ def add_file(registry: Registry, path: Path, timeout_s: float = DEFAULT_TIMEOUT_
     classes = list(_classes(module, given))
     for kind, name, attr in classes:  # before anything can choose or pass over one
         if why := KINDS[kind].too_new(getattr(module, attr)):
-            raise PluginError(f"{given}: {kind} {name!r}: {why}; upgrade dovetail-llm")
+            raise PluginError(f"{given}: {kind} {name!r}: {why}")
     found = [registry.add(kind, name, f"{module.__name__}:{attr}", **owner) for kind, name, attr in classes]
     if _has_hooks(module):
         name = path.stem.replace("_", "-")
         if why := KINDS["hooks"].too_new(module):
-            raise PluginError(f"{given}: hooks {name!r}: {why}; upgrade dovetail-llm")
+            raise PluginError(f"{given}: hooks {name!r}: {why}")
         found.append(registry.add("hooks", name, f"{module.__name__}:{SELF}", **owner))
         return f"{path.name}:{name}"
     if not found:

@@ -83,7 +83,7 @@ class PluginKind(NamedTuple):
         return self.oldest_api <= api <= self.api
 
     def too_new(self, plugin: object) -> str:
-        """Return why a plugin that needs a later minor version cannot be used, or "" where it can.
+        """Return why a plugin that needs a later minor version cannot be used, with the fix, or "" where it can.
 
         One that says it in no number cannot, either.
         """
@@ -91,9 +91,11 @@ class PluginKind(NamedTuple):
         for attr, (name, api, minor) in spoken.items():
             needed = getattr(plugin, attr, 0)
             if not isinstance(needed, int):
-                return f"{attr} = {needed!r} is no number of a minor version, such as {minor}"
+                return f"{attr} = {needed!r} is no number of a minor version; give one, such as {minor}"
             if needed > minor:
-                return f"it needs API {api}.{needed} of {name}, this dovetail speaks {api}.{minor}"
+                return (
+                    f"it needs API {api}.{needed} of {name}, this dovetail speaks {api}.{minor}; upgrade dovetail-llm"
+                )
         return ""
 
 

@@ -242,7 +242,7 @@ def import_planned(planned: PlannedPlugin, timeout_s: float = DEFAULT_TIMEOUT_S)
     if planned.api < kind.api:
         loaded = _adapt(planned, loaded)
     if what := kind.too_new(loaded):
-        raise _error(planned, what, "upgrade dovetail-llm")
+        raise PluginError(f"{describe(planned)}: {what}")
     if kind.contract is not None:
         module, attr = kind.contract.split(":")
         _check_contract(planned, loaded, getattr(import_module(module), attr))
@@ -342,6 +342,9 @@ def _check_contract(planned: PlannedPlugin, loaded: Any, contract: type) -> None
     missing = sorted(getattr(loaded, "__abstractmethods__", ()))
     if missing:
         raise _error(planned, f"{loaded.__qualname__} does not implement {', '.join(missing)}", "implement them")
+    devices = getattr(loaded, "devices", None)
+    if isinstance(devices, str):  # each of its letters would be a device
+        raise _error(planned, f"devices = {devices!r} is no set of names", f"give frozenset({{{devices!r}}})")
 
 
 def _error(planned: PlannedPlugin, reason: str, fix: str) -> PluginError:

@@ -113,7 +113,6 @@ def shown(bands: Sequence[tuple[int, int, str]]) -> str:
 
 KIND = "kernels"
 FLAG = "--kernels"
-REMEDY = f"leave it out of {FLAG}, or report this to its author"
 PLAIN = "plain"
 """In `--kernels`, and in the table: an operation's meaning in plain torch."""
 COMPOSED = "composed"
@@ -136,6 +135,12 @@ class LoadedSet(NamedTuple):
     kernels: KernelSet
     is_named: bool
     is_builtin: bool = False
+
+    @property
+    def remedy(self) -> str:
+        """What a user does about one that is wrong: only what was named can be left out."""
+        way = f"leave it out of {FLAG}" if self.is_named else f"name the sets to use in {FLAG}"
+        return f"{way}, or report this to its author"
 
 
 class KernelBinder:
@@ -482,15 +487,15 @@ class KernelBinder:
             raise
         except Exception as error:  # a stranger's class: whatever it raises, its name belongs to it
             what = f"{one.label}: {name}({ask.place}) raised {type(error).__name__}: {error}"
-            raise PluginError(f"{what}; {REMEDY}") from error
+            raise PluginError(f"{what}; {one.remedy}") from error
 
     def _make(self, one: LoadedSet, ask: Ask) -> Kernel:
         made = self._answer(one, "make", one.kernels.make, ask)
         what = f"{one.label}: make({ask.place}) returned {made!r}"
         if not callable(made):
-            raise PluginError(f"{what}, which cannot be called; {REMEDY}")
+            raise PluginError(f"{what}, which cannot be called; {one.remedy}")
         if OPS[ask.op].packs and not all(callable(getattr(made, name, None)) for name in ("keeps", "pack")):
-            raise PluginError(f"{what}, which is no PackedKernel: it needs keeps and pack; {REMEDY}")
+            raise PluginError(f"{what}, which is no PackedKernel: it needs keeps and pack; {one.remedy}")
         return made
 
     def _attempt(self, ask: Ask, one: LoadedSet, claim: Claim, kernel: Kernel) -> None:
@@ -498,7 +503,7 @@ class KernelBinder:
         from dovetail.runtime.kernels.attempts import fault  # here: a start without a package's set needs none of it
 
         if self._trials is not None and (found := fault(ask, Contender(*one[:3], claim, kernel), self._trials().place)):
-            raise PluginError(f"{one.label}: {found}; {REMEDY}")
+            raise PluginError(f"{one.label}: {found}; {one.remedy}")
 
     def _rest(self, ask: Ask) -> tuple[str, Kernel]:
         """Return what computes an operation that no set serves."""
