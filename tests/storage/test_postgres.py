@@ -215,7 +215,7 @@ def test_a_stop_in_the_end_of_a_batch(where: str, postgres: Postgres, folder: Pa
     for pair in pair_of(folder, tmp_path, database_url=postgres.url):
         pair.check(pair.start())
         site = next(site for site in pair.victim.ask("sites") if site.startswith(where))
-        assert stop(pair, site, 2 if "replace" in where else 1, Pair.start, patience=20.0) == "completed"
+        assert stop(pair, site, 2 if "replace" in where else 1, Pair.start, patience=60.0) == "completed"
 
 
 def test_responses_are_shared_by_servers(postgres: Postgres, make_harness: Callable[..., Any], tmp_path: Path) -> None:
