@@ -85,6 +85,17 @@ def test_tools_that_were_quick_need_no_thread_again(
     assert [ask(name) for name in names] == [False, True, False, True, True]
 
 
+def test_a_package_s_request_is_prepared_by_the_event_loop(
+    loose_server: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer is a package's code, which only there is ended where it does not end."""
+    with monkeypatch.context() as patch:
+        patch.setattr(loose_server.state, "together", None)
+        assert loose_server.post("/loose/say", {}).status_code == 200
+        assert loose_server.post("/v1/completions", {"model": "tiny", "prompt": "abc"}).status_code == 500
+    assert loose_server.post("/v1/completions", {"model": "tiny", "prompt": "abc"}).status_code == 200
+
+
 def constrained(**fields: Any) -> list[Request]:
     return [Request(prompts=[Text(text="a")], **fields)]
 

@@ -61,7 +61,8 @@ async def job_of(http: HttpRequest, state: ReadingContext, route: Route, *, runs
                 return make_job(state, route, requests)
 
             if state.quick.has(requests, len(raw)):
-                return await state.together.run(work)
+                # A package's writer is ended by a signal to the main thread, where it does not end.
+                return work() if route.path in state.routes else await state.together.run(work)
             return await cancel_on_disconnect(http, state.in_thread(state.quick.timed(work, requests)))
     state.check_ready()
     early = EarlyPrefill(state)
