@@ -70,7 +70,6 @@ def test_a_reply_has_the_same_bits_in_any_company(which: str, dtype: str, expert
     says_the_same(MODEL_DIR if which == "demo" else experts, dtype=dtype)
 
 
-@pytest.mark.first(1)
 @pytest.mark.sampled
 @pytest.mark.parametrize("which", ["demo", "experts"])
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

@@ -196,16 +196,22 @@ def test_a_row_of_a_product_on_cpu_has_the_bits_that_it_has_alone(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_of_experts_on_cpu_has_the_bits_that_it_has_alone(dtype: torch.dtype) -> None:
-    """With the activation between, which torch computes otherwise at the end of a tensor, at widths off its vectors."""
+@pytest.mark.parametrize("other", [Scaled(), Scaled(torch.float8_e4m3fn), None], ids=str)
+def test_a_row_of_experts_on_cpu_has_the_bits_that_it_has_alone(dtype: torch.dtype, other: Form | None) -> None:
+    """With the activation between, which torch computes otherwise at the end of a tensor, at widths off its vectors.
+
+    Also where one half is written out, or plain.
+    """
     num, hidden, inner, form = 3, 64, 36, Scaled()
     binder = KernelBinder([LoadedSet("cpu", "cpu", CpuKernels(), True)], DeviceView("cpu"))
     dims = {"E": num, "H": hidden, "I": inner, "C": 2}
     name = str(dtype).removeprefix("torch.")
-    kernel = binder.bind(binder.ask("packed_experts", name, dims, {"forms": (form, form), **HOW}, invariant=True))
+    kernel = binder.bind(binder.ask("packed_experts", name, dims, {"forms": (form, other), **HOW}, invariant=True))
     torch.manual_seed(0)
     shapes = {"gate_up": (num, 2 * inner, hidden), "down": (num, hidden, inner)}
-    up, down = (kernel.pack(form.quantise(torch.randn(shape)), half) for half, shape in shapes.items())
+    made = {half: torch.randn(shape) for half, shape in shapes.items()}
+    tensors = other.quantise(made["down"]) if other else {"weight": made["down"].to(dtype)}
+    up, down = kernel.pack(form.quantise(made["gate_up"]), "gate_up"), kernel.pack(tensors, "down")
     x, ids = torch.randn(257, hidden).to(dtype), torch.rand(257, num).topk(2).indices
     shares = torch.rand(257, 2).to(dtype)
     whole = kernel(x, ids, shares, up, None, down, None, None)
@@ -214,13 +220,11 @@ def test_a_row_of_experts_on_cpu_has_the_bits_that_it_has_alone(dtype: torch.dty
         assert torch.equal(kernel(x[at], ids[at], shares[at], up, None, down, None, None), whole[at]), rows
 
 
-def test_experts_of_which_torch_has_one_product_are_refused_where_rows_must_not_tell() -> None:
-    """The other half would be written out and multiplied by kernels that are chosen by rows."""
+def test_experts_of_which_torch_has_no_product_are_refused_where_rows_must_not_tell() -> None:
+    """They would be written out and multiplied by kernels that are chosen by rows."""
     binder = KernelBinder([LoadedSet("cpu", "cpu", CpuKernels(), True)], DeviceView("cpu"))
-    options = {"forms": (Scaled(), Scaled(torch.float8_e4m3fn)), **HOW}
+    options = {"forms": (Scaled(torch.float8_e4m3fn),) * 2, **HOW}
     dims = {"E": 2, "H": 64, "I": 64, "C": 2}
     binder.bind(binder.ask("packed_experts", "float32", dims, options, invariant=False))
-    with pytest.raises(
-        ConfigError, match=r"packed_experts .* computes each row by itself .cpu: its rows depend on one"
-    ):
+    with pytest.raises(ConfigError, match=r"packed_experts .* computes each row by itself .cpu: torch has no product"):
         binder.bind(binder.ask("packed_experts", "float32", dims, options, invariant=True))

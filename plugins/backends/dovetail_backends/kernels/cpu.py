@@ -34,7 +34,7 @@ class CpuKernels(KernelSet):
         from dovetail_backends.kernels.cpu_products import fits  # imports torch, as who has a form did
 
         if any(found := [fits(form, num_in) for form, num_in in matrices]):
-            return Claim(ask.rows, row_independent=all(found))  # others are written out, and multiplied by torch
+            return Claim(ask.rows, row_independent=ask.invariant or all(found))  # others are multiplied in blocks then
         return f"torch has no product for {', '.join(str(form) for form, _ in matrices)}"
 
     def keeps_packed(self, ask: Ask) -> bool:
@@ -62,7 +62,7 @@ class CpuKernels(KernelSet):
         if ask.op == "packed_linear":
             return cpu_products.CpuPacked(ask.option("form"), dtype)
         widths = {"gate_up": ask.dim("H"), "down": ask.dim("I")}
-        return cpu_products.CpuPackedExperts(meaning(*parts_of(ask)), widths, dtype, **dict(ask.options))
+        return cpu_products.CpuPackedExperts(meaning(*parts_of(ask)), widths, dtype, ask.invariant, **dict(ask.options))
 
 
 def mask_logits_by_table() -> Kernel:

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dovetail.sdk.layers.ops.invariant import at_once, in_blocks
 from dovetail.sdk.layers.ops.mixture import EachPacked
 from dovetail.sdk.layers.ops.reference import Unary
 from dovetail.sdk.quantization.forms import Form, Int4, Scaled
@@ -93,9 +94,11 @@ class CpuPacked:
 class CpuPackedExperts(EachPacked):
     """The operation `packed_experts`; of matrices that do not fit, each expert's is written out."""
 
-    def __init__(self, gate: Unary, widths: Mapping[str, int], dtype: torch.dtype, **options: Any) -> None:
+    def __init__(
+        self, gate: Unary, widths: Mapping[str, int], dtype: torch.dtype, is_invariant: bool, **options: Any
+    ) -> None:
         super().__init__(gate, **options)
-        self._dtype = dtype
+        self._dtype, self._apply = dtype, in_blocks if is_invariant else at_once
         self._fits = {half: fits(form, widths[half]) for half, form in self.forms.items()}
 
     def keeps(self, half: str = "") -> bool:
@@ -117,7 +120,8 @@ class CpuPackedExperts(EachPacked):
     def product(self, x: Tensor, weight: Any, bias: Tensor | None, one: int, half: str) -> Tensor:
         """See `EachPacked.product`."""
         if not isinstance(weight, list):
-            return super().product(x, weight, bias, one, half)
+            multiply = super().product
+            return self._apply(x, lambda rows: multiply(rows, weight, bias, one, half))
         y: Tensor = weight[one](x)
         return y if bias is None else y + bias[one]
 
