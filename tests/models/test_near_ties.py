@@ -14,8 +14,8 @@ from parity import NEAR, Choices, NearTie, check_logits, on_settled_prompts, pro
 @pytest.mark.parametrize(
     ("scores", "is_near"),
     [
-        ([0.5, 0.3, 0.3 * (1 - NEAR), 0.1], True),
-        ([0.5, 0.5, 0.3, 0.2], False),  # both are chosen
+        ([0.6, 0.3, 0.3 * (1 - NEAR), 0.1], True),
+        ([0.6, 0.6, 0.3, 0.2], False),  # both are chosen
         ([9.0, 1.0, 1.0 - 8 * NEAR, 0.0], True),  # an error is one of the largest
         ([9.0, 1.0, 1.0 - 10 * NEAR, 0.0], False),
         ([0.5, 0.3, float("-inf"), float("-inf")], False),  # groups that are left out
@@ -29,6 +29,19 @@ def test_a_near_tie_is_seen(scores: list[float], is_near: bool, is_method: bool)
         with Choices():
             row = torch.tensor([[1.0, 0.5, 0.2, 0.1], scores], dtype=torch.float64)
             row.topk(2, dim=-1) if is_method else torch.topk(row, k=2, dim=-1)
+    except NearTie:
+        found = True
+    assert found == is_near
+
+
+@pytest.mark.parametrize(("apart", "is_near"), [(8 * NEAR, True), (20 * NEAR, False)])
+def test_a_near_tie_of_shares_is_one_of_their_logarithms(apart: float, is_near: bool) -> None:
+    """Rounding changes a share in proportion: one of 1e-4 is as exact as one of 0.9."""
+    logits = torch.tensor([[10.0, 1.0, 1.0 - apart, 0.0]], dtype=torch.float64)
+    found = False
+    try:
+        with Choices():
+            logits.softmax(-1).topk(2)
     except NearTie:
         found = True
     assert found == is_near

@@ -139,8 +139,8 @@ class LoadedSet(NamedTuple):
     @property
     def remedy(self) -> str:
         """What a user does about one that is wrong: only what was named can be left out."""
-        way = f"leave it out of {FLAG}" if self.is_named else f"name the sets to use in {FLAG}"
-        return f"{way}, or report this to its author"
+        advice = f"leave it out of {FLAG}" if self.is_named else f"name the sets to use in {FLAG}"
+        return f"{advice}, or report this to its author"
 
 
 class KernelBinder:
