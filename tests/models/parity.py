@@ -26,7 +26,7 @@ from dovetail_testing.engine import make_core
 TOLERANCE = 1e-4
 NEAR = 2e-5
 """Of the largest score, or logarithm of a share: differences that rounding may turn round. It differs from processor to
-processor, and changed these by up to 5e-6 of the largest, in any family here, where float32 and float64 were compared."""
+processor, and changed these by up to 5e-6 of the largest, in any family here, in float32 against float64."""
 NUM_NEW = 64
 PAGE = 4
 Result = TypeVar("Result")
