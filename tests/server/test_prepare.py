@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,6 @@ from dovetail.processing.input import Preparation
 from dovetail_server.reading import quick
 from dovetail_server.reading.context import MAX_PREPARING
 from dovetail_server.reading.quick import QuickRequests
-from dovetail_server.reading.turns import RoundTime
 
 HI = [{"role": "user", "content": "hi"}]
 LONG = "many words " * 1000
@@ -143,30 +141,3 @@ def test_few_threads_prepare_at_a_time(harness: Harness, monkeypatch: pytest.Mon
         replies = list(clients.map(lambda _: harness.post("/v1/completions", body), range(3 * MAX_PREPARING)))
     assert {reply.status_code for reply in replies} <= {200, 400}
     assert most == [MAX_PREPARING]
-
-
-def test_a_round_of_the_event_loop_takes_so_much_work_and_no_more() -> None:
-    """Of a burst, each round prepares what it has time for, in the order of arrival, and others have their turn."""
-    rounds: list[list[int]] = [[]]
-
-    async def main() -> None:
-        time_of_round = RoundTime(0.002)
-        loop, is_over = asyncio.get_running_loop(), False
-
-        def next_round() -> None:
-            if not is_over:
-                rounds.append([])
-                loop.call_soon(next_round)
-
-        async def prepare(number: int) -> None:
-            await time_of_round.wait()
-            time.sleep(0.0011)
-            rounds[-1].append(number)
-
-        loop.call_soon(next_round)
-        await asyncio.gather(*map(prepare, range(10)))
-        is_over = True
-
-    asyncio.run(main())
-    assert [number for each in rounds for number in each] == list(range(10))
-    assert max(map(len, rounds)) <= 2

@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from dovetail_server.http.auth import CALLER
 from dovetail_server.reading.together import Together
 
 WHO: ContextVar[int] = ContextVar("who")
@@ -27,13 +29,29 @@ def gathered(works: list[Callable[[], Any]], together: Together) -> list[Any]:
 
 
 def test_works_of_a_round_are_done_at_once() -> None:
-    """Each of two waits for the other, which only another thread can be."""
+    """Behind the first, each of two waits for the other, which only another thread can be."""
     both = threading.Barrier(2)
-    assert sorted(gathered([lambda: both.wait(60)] * 2, Together(2, 1.0))) == [0, 1]
+    assert sorted(gathered([lambda: -1, *[lambda: both.wait(60)] * 2], Together(2, 1.0))) == [-1, 0, 1]
+
+
+def test_keys_have_turns() -> None:
+    """What one sends next waits for no more than one work of another's thousand."""
+    done: list[str] = []
+
+    async def asked(together: Together, owner: str) -> None:
+        CALLER.set(replace(CALLER.get(), owner=owner))
+        await together.run(lambda: done.append(owner))
+
+    async def main() -> None:
+        together = Together(1, 1.0)
+        await asyncio.gather(*(asked(together, owner) for owner in ["a"] * 1000 + ["b"] * 2))
+
+    asyncio.run(main())
+    assert [at for at, owner in enumerate(done) if owner == "b"] == [2, 4]
 
 
 def test_a_lone_work_needs_no_thread() -> None:
-    """The loop's own does it; so do all with a single core."""
+    """The loop's own does it, at once; so do all with a single core."""
     here = threading.current_thread()
     assert gathered([threading.current_thread], Together(8, 1.0)) == [here]
     assert gathered([threading.current_thread] * 3, Together(1, 1.0)) == [here] * 3
@@ -71,11 +89,11 @@ def test_who_has_left_is_passed_over() -> None:
     async def main() -> None:
         together = Together(2, 1.0)
         tasks = [asyncio.ensure_future(together.run(lambda at=at: done.append(at))) for at in range(5)]  # type: ignore[misc]
-        asyncio.get_running_loop().call_soon(lambda: [tasks[at].cancel() for at in (0, 3)])
+        asyncio.get_running_loop().call_soon(lambda: [tasks[at].cancel() for at in (1, 3)])
         await asyncio.wait(tasks)
 
     asyncio.run(main())
-    assert sorted(done) == [1, 2, 4]
+    assert sorted(done) == [0, 2, 4]
 
 
 def test_a_round_ends_after_its_time() -> None:
@@ -111,5 +129,5 @@ def test_a_machine_without_threads_says_so(monkeypatch: pytest.MonkeyPatch) -> N
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    found = gathered([int, int], Together(2, 1.0))
-    assert [str(each) for each in found] == ["can't start new thread"] * 2
+    found = gathered([int, int, int], Together(2, 1.0))
+    assert [str(each) for each in found] == ["0", *["can't start new thread"] * 2]

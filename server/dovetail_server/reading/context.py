@@ -21,7 +21,7 @@ from dovetail_server.reading.pool import BodyPool
 from dovetail_server.reading.quick import QuickRequests
 from dovetail_server.reading.threads import num_threads
 from dovetail_server.reading.together import Together
-from dovetail_server.reading.turns import RoundTime, Turns
+from dovetail_server.reading.turns import Turns
 from dovetail_server.reading.wire import WorkerStart
 from dovetail_server.schema.unknown import UnknownFields
 from dovetail_server.serving.context import ServingContext
@@ -68,8 +68,8 @@ class ReadingContext(ServingContext):
         self.bodies = BodyPool(num_processes(settings.body_processes), settings.body_cpu_limit)
         """Reads large bodies, and whatever a checkpoint's template or tokenizer may take long for."""
         self._preparing = Turns(MAX_PREPARING)
-        self.round_time = RoundTime(ROUND_S)
-        """Of the event loop, for requests that are read and prepared on it."""
+        self.parsing = Together(1, ROUND_S)
+        """Of short bodies, which the event loop does itself: threads would only wait for one another."""
         self.quick = QuickRequests()
         self.together = Together(min(num_cores(), MOST_THREADS), ROUND_S)
         self.media: MediaFolder | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request as HttpRequest
@@ -51,8 +52,7 @@ async def job_of(http: HttpRequest, state: ReadingContext, route: Route, *, runs
             if route.path in state.routes and WATCH.is_timed_here():
                 requests = of_package(state, route, raw)
             elif len(raw) <= IN_THREAD and route.path not in state.routes:
-                await state.round_time.wait()
-                requests = of_route(raw, route)
+                requests = await state.parsing.run(partial(of_route, raw, route))
             else:
                 requests = await state.in_thread(of_route, raw, route)
 

@@ -1,7 +1,4 @@
-"""Who goes next where a few may go at a time: owner by owner, and background work behind everybody.
-
-And how much work may hold up a round of the event loop.
-"""
+"""Who goes next where a few may go at a time: owner by owner, and background work behind everybody."""
 
 from __future__ import annotations
 
@@ -9,9 +6,9 @@ import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from time import perf_counter
+from typing import Any
 
-Place = asyncio.Future[None]
+Place = asyncio.Future[Any]
 
 
 class TurnLine:
@@ -116,29 +113,6 @@ class Turns:
         self._owners[owner] += 1
         place.set_result(None)
         return True
-
-
-class RoundTime:
-    """The time in a round of the event loop in which short work may begin: what comes later waits for the next round.
-
-    So streams get their tokens between the requests of a burst.
-    """
-
-    def __init__(self, most_s: float) -> None:
-        """Allow `most_s` seconds from the first work of a round on."""
-        self._most_s, self._until = most_s, 0.0
-
-    async def wait(self) -> None:
-        """Wait for a round that has time left."""
-        while (now := perf_counter()) >= self._until:
-            if not self._until:
-                self._until = now + self._most_s
-                asyncio.get_running_loop().call_soon(self._next_round)
-                return
-            await asyncio.sleep(0)
-
-    def _next_round(self) -> None:
-        self._until = 0.0
 
 
 class ReadingTurn:
