@@ -114,6 +114,14 @@ FIRST_DAY: dict[str, dict[str, Any]] = {
     "--max_num_seqs 4 --distributed_executor_backend mp": {"max_running_requests": 4},
     "--api-server-count 1 --max-logprobs 20 --response-role assistant": {},
     "--limit-mm-per-prompt '{\"image\": 2}'": {"limit_mm_per_prompt": {"image": 2}},
+    '--limit-mm-per-prompt \'{"image": {"count": 2, "width": 512, "height": 512}, "video": {"count": 0}}\'': {
+        "limit_mm_per_prompt": {"image": 2, "video": 0}
+    },
+    "--limit-mm-per-prompt.image 2 --limit_mm_per_prompt.video=0": {"limit_mm_per_prompt": {"image": 2, "video": 0}},
+    "--limit-mm-per-prompt.image '{\"count\": 2}' m": {"limit_mm_per_prompt": {"image": 2}, "model_path": "m"},
+    "--default-chat-template-kwargs.enable_thinking false --default-chat-template-kwargs.effort low": {
+        "default_chat_template_kwargs": {"enable_thinking": False, "effort": "low"}
+    },
     # llama.cpp
     "-m m -c 8192 -ngl 99 -fa on -np 4 -t 8 -b 2048": {
         "model_path": "m",
@@ -161,6 +169,14 @@ REFUSED = {
     "--no-trust-remote-code --uds /tmp/x": "--host",
     "--preferred-sampling-params '{\"heat\": 1}'": "temperature",
     "--default-chat-template-kwargs nope": "JSON",
+    "--limit-mm-per-prompt '{\"images\": 2}'": "'images' is unknown; possible: image, video, audio",
+    '--limit-mm-per-prompt \'{"image": {"most": 2}}\'': "'most' is unknown; possible: count, width, height",
+    '--limit-mm-per-prompt \'{"image": {"width": 512}}\'': 'no count; give {"count": N}',
+    '--limit-mm-per-prompt \'{"image": {"count": 2000}}\'': "image is 2000; possible: 0 to 1024",
+    "--limit-mm-per-prompt.video 1": "video is not read here",
+    "--limit-mm-per-prompt.image": "is no number of images",
+    "--limit-mm-per-prompt.image 2 --limit_mm_per_prompt.image 3": "is given twice",
+    "--limit-mm-per-prompt '{\"image\": 2}' --limit-mm-per-prompt.video 0": "give --limit-mm-per-prompt alone",
     "--mmproj x.gguf": "--processor auto",
     "-ctk q8_0": "--kv-cache-dtype",
     "--temp 0.7": "--preferred-sampling-params",

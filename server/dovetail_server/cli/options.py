@@ -10,9 +10,11 @@ import ast
 import difflib
 import functools
 import inspect
+import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
@@ -78,6 +80,22 @@ def split_plugin_flags(argv: Sequence[str]) -> tuple[list[str], Given]:
             raise ConfigError(f"--{plugin}.{option} is given twice; give it once")
         section[name] = GivenOption(value, f"--{plugin}.{option}")
     return own, given
+
+
+def object_of(parts: Mapping[str, GivenOption], flag: str, *, is_given: bool) -> dict[str, Any]:
+    """Return a setting's object that was given in parts, as for vLLM: `--limit-mm-per-prompt.image 2`.
+
+    Raises:
+        ConfigError: It `is_given` whole, too.
+    """
+    found: dict[str, Any] = {}
+    for key, part in parts.items():
+        if is_given:
+            raise ConfigError(f"{part.source} is a part of {flag}; give {flag} alone")
+        found[key] = part.value
+        with suppress(ValueError):  # a word is a text
+            found[key] = json.loads(str(part.value))
+    return found
 
 
 NEAR = 0.75
@@ -268,6 +286,10 @@ def parse_flags(argv: Sequence[str]) -> dict[str, Any] | str:
         return build_parser(show_all, describes=True).format_help()
     values = vars(parser.parse_args(check_names(argv, known)))
     given = {k: v for k, v in values.items() if k in ServeSettings.model_fields and v is not argparse.SUPPRESS}
+    for name, field in ServeSettings.model_fields.items():
+        is_object = get_origin(field.annotation) is dict and has_flag(field)
+        if is_object and (parts := plugins.pop(option_key(name), None)):
+            given[name] = object_of(parts, f"--{option_key(name)}", is_given=name in given)
     notes = {NOTES: tuple(translation.notes)} if translation.notes else {}
     return {**given, **notes, "plugins": plugins} if plugins else {**given, **notes}
 

@@ -64,6 +64,21 @@ MOST = 1024
 MAX_IMAGES = 16
 """Of a request, where the operator says nothing."""
 KINDS = ("image", "video", "audio")
+HINTS = ("count", "width", "height")
+"""Keys of vLLM's form. It plans memory for an image of that size; here that is the largest one that is served."""
+
+
+def count_of(value: object) -> object:
+    """Accept `{"count": 2}` for 2."""
+    if isinstance(value, bool):
+        raise ValueError("is no number of images")
+    if not isinstance(value, dict):
+        return value
+    if unknown := sorted(set(value) - set(HINTS)):
+        raise ValueError(f"{unknown[0]!r} is unknown; possible: {', '.join(HINTS)}")
+    if "count" not in value:
+        raise ValueError('has no count; give {"count": N}')
+    return value["count"]
 
 
 def check_limits(limits: dict[str, int]) -> dict[str, int]:
@@ -85,14 +100,17 @@ def check_folder(path: Path | None) -> Path | None:
     return path
 
 
-Limits = Annotated[dict[str, int], NoDecode, BeforeValidator(read_object), AfterValidator(check_limits)]
+Count = Annotated[int, BeforeValidator(count_of)]
+Limits = Annotated[dict[str, Count], NoDecode, BeforeValidator(read_object), AfterValidator(check_limits)]
 
 
 class MediaSettings(Settings):
     """Images of requests."""
 
     limit_mm_per_prompt: Limits = setting(default_factory=lambda: {"image": MAX_IMAGES})
-    """Maximum number of images in a request: {"image": N}; 0: none, and the model has no vision tower."""
+    """Maximum number of images in a request: {"image": N}, or vLLM's {"image": {"count": N}}, whose width and height
+    change nothing; 0: none, and the model has no vision tower.
+    """
     image_cache_bytes: int = setting(512 << 20, ge=0)
     """Maximum memory for decoded images that are kept for later requests; 0: none is."""
     allowed_media_domains: Hosts = setting(default_factory=list)
