@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from itertools import islice
 
-from hostile_images import PRIVATE, addresses, images
+from hostile_images import PRIVATE, addresses, data_urls, images
 from media_network import PUBLIC, Names, RecordedNetwork, response, serving
 
 from dovetail_server.media.addresses import AllowedDomains, MediaUrl, is_public, parse_url
 from dovetail_server.media.decode import decoded
 from dovetail_server.media.fetch import Fetcher
 from dovetail_server.media.refusals import MediaError
+from dovetail_server.media.sources import data_of
 
 NUM_ADDRESSES, NUM_IMAGES = 2000, 300
 
@@ -76,6 +77,17 @@ def test_images() -> None:
             num_whole += 1
             assert image.mode == "RGB"
     assert 0 < num_whole < NUM_IMAGES
+
+
+def test_data_urls() -> None:
+    """Each is bytes, whatever it says that they are, or one line."""
+    num_read = 0
+    for url in islice(data_urls(1), NUM_IMAGES):
+        try:
+            num_read += bool(data_of(url))
+        except MediaError as error:
+            check_line(error)
+    assert 0 < num_read < NUM_IMAGES
 
 
 def test_private_addresses_are_private() -> None:
