@@ -123,11 +123,12 @@ def fit(tower: TowerSchedule, spans: list[MediaSpan], start: int, num: int, plan
     return tower.fit(RequestMedia(tuple(spans), [0] * 100), start, num, plan)
 
 
-def test_a_chunk_ends_before_an_image_beyond_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("most", "timed"), [(30, 0), (30, 900), (900, 30)])
+def test_a_chunk_ends_before_an_image_beyond_the_budget(most: int, timed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images are encoded once, within the budget; what is known costs nothing; the first one is never too large."""
-    monkeypatch.setattr(media, "MAX_STEP_PATCHES", 30)
+    monkeypatch.setattr(media, "MAX_STEP_PATCHES", most)
     monkeypatch.setattr(media, "MIN_IMAGE_PATCHES", 1)
-    tower, plan = TowerSchedule(8), Plan()
+    tower, plan = TowerSchedule(8, timed), Plan()
     spans = [span(5, 5), span(20, 5, name=2), span(40, 9, name=3)]
     assert fit(tower, spans, 0, 60, plan) == 20
     assert [one.digest[0] for one in plan.encode] == [1]

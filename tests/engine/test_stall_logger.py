@@ -67,13 +67,14 @@ def test_it_is_said_once_for_a_place_and_not_of_an_idle_engine(is_busy: bool, ca
     as_times: list[str] = []
     with (
         caplog.at_level(logging.ERROR, "dovetail.engine"),
-        StallLogger(PluginPlan(), 0.05, lambda: (7, 7), lambda: is_busy, lambda: as_times.append("")),
+        StallLogger(PluginPlan(), 0.05, lambda: (7, 7), lambda: is_busy, lambda: as_times.append(""), lambda: " As."),
     ):
         deadline = time.monotonic() + (30 if is_busy else 0.5)
         while not caplog.records and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.3)
     assert [("test_stall_logger.py" in r.getMessage()) for r in caplog.records] == ([True] if is_busy else [])
+    assert all(record.getMessage().endswith(". As.") for record in caplog.records)
     assert not as_times
     assert "dovetail-standstill" not in {thread.name for thread in threading.enumerate()}
 

@@ -279,6 +279,22 @@ def test_an_image_has_a_limit(model: tuple[Path, Any], tmp_path: Path) -> None:
     assert finish.message == f"an image has {num} patches; at most {num - 1} are possible here"
 
 
+def test_a_cpu_times_its_tower_and_says_what_is_slow(model: tuple[Path, Any], tmp_path: Path) -> None:
+    """Where it is to bound images, a start times the tower; a long step names the largest image that it reads."""
+    folder, _ = model
+    assert make_core(folder).info.timed_patches == 0
+    core = make_core(folder, times_images=True)
+    assert 0 < core.info.timed_patches <= core.info.max_image_patches
+    submit = Prompts(folder, tmp_path / "files").submit([picture(200, 31), picture(28, 28)])
+    said = []
+    core.executor.launch = lambda step: said.append(core.why_slow())  # type: ignore[method-assign, assignment]
+    assert core.why_slow() == ""
+    core.handle(submit)
+    core._launch(core.scheduler.schedule())
+    patches = submit.media[0].num_patches
+    assert said == [f" Its vision tower reads an image of {patches} patches in this step: lower --max-image-patches."]
+
+
 def test_text_alone_is_served_without_a_tower(model: tuple[Path, Any], tmp_path: Path) -> None:
     """With `--processor none` no tower is loaded, text is as before, and an image is refused with the reason."""
     folder, theirs = model

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_engine import FakeEngine
 from harness import Harness
+from msgspec.structs import replace
 from seeing_server import (
     CAT,
     SeeingHarness,
@@ -25,10 +27,18 @@ from dovetail_server.media import decode
 from dovetail_server.settings.serve import ServeSettings
 
 
-def test_an_image_of_too_many_patches(seeing_folder: Path) -> None:
-    """Beyond `--max-image-patches` a request gets 400 with what is possible; an image of as many is served."""
-    server = SeeingHarness(seeing_folder, context_len=4096, max_image_patches=32)
+@pytest.mark.parametrize(("asked", "timed"), [(32, 0), (None, 32), (40, 32)])
+def test_an_image_of_too_many_patches(
+    asked: int | None, timed: int, seeing_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond `--max-image-patches`, or what an engine has timed, a request gets 400; an image of as many is served."""
+    info = FakeEngine.info.fget
+    assert info is not None
+    monkeypatch.setattr(FakeEngine, "info", property(lambda self: replace(info(self), timed_patches=timed)))
+    server = SeeingHarness(seeing_folder, context_len=4096, max_image_patches=asked)
     try:
+        assert server.settings.times_images is (asked is None)
+        assert server.get("/model_info").json()["max_image_patches"] == timed
         server.engine.script = lambda submit: server.tokenizer.encode("A cat", add_special_tokens=False)
         assert ask(server, part(data_url(png(112, 56)))).status_code == 200
         refused = ask(server, text("What is"), part(data_url(png(140, 56))))

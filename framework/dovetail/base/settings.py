@@ -196,7 +196,7 @@ class EngineSettings(Settings):
     """
     max_image_patches: int | None = setting(None, ge=1)
     """Maximum patches of one image, for which the vision tower's memory is planned; a larger image gets 400. Default:
-    what the image processor and --context-length allow.
+    what the image processor and --context-length allow; on a CPU also what the tower reads in 15 s.
     """
     speculator: Annotated[str | None, BeforeValidator(none_word)] = setting(None)
     """Speculative decoding plugin. It drafts tokens, and the model verifies several per step; the output is unchanged.
@@ -219,6 +219,8 @@ class EngineSettings(Settings):
     """
     report_cache: bool = setting(False, has_flag=False)
     """Tell what the prefix cache holds; set where a plugin observes it."""
+    times_images: bool = setting(False, has_flag=False)
+    """Time the vision tower on a CPU; set where the result bounds the images of requests."""
     overlap_on_cpu: bool = setting(False, has_flag=False)
     """Overlap steps on CPU too: for tests, as it computes within the call and only delays the tokens."""
     random_seed: int | None = setting(None, "seed", ge=0, lt=2**63)

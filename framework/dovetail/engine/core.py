@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import msgspec
@@ -45,6 +45,7 @@ from dovetail.messages import (
     TokenDelta,
 )
 from dovetail.messages.executor import Executor, StepError
+from dovetail.messages.media import MediaSpan
 from dovetail.messages.step import PrepareResult
 from dovetail.plugins import LoadedPlugins
 
@@ -106,7 +107,7 @@ class EngineCore:
         self.send: Callable[[FromEngine], None] = lambda message: None
         """Sends what cannot wait for the end of the step; set by whoever drives the engine."""
         if info.image_token_bytes:
-            self.scheduler.tower = TowerSchedule(info.image_token_bytes)
+            self.scheduler.tower = TowerSchedule(info.image_token_bytes, info.timed_patches)
         self._key_secret = secrets.token_bytes(16)
         self._arrivals = 0
         self._known_ids: list[int] = []
@@ -116,6 +117,7 @@ class EngineCore:
         self._overlap = not settings.disable_overlap_schedule and (settings.overlap_on_cpu or not on_cpu)
         if speculation is not None and (self._overlap or not on_cpu):
             speculation.gain = Gain(self.graphs.verifying)
+        self._encoded: Sequence[MediaSpan] = ()
         self._in_flight: StepPlan | None = None
         self._is_throttled = False
 
@@ -133,6 +135,12 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether `step` has something to do or to say."""
         return self.scheduler.has_work or self._in_flight is not None or bool(self._ended)
+
+    def why_slow(self) -> str:
+        """Return what makes the step long that was begun last, as a sentence behind others; any thread may ask."""
+        if not (patches := max((span.num_patches for span in self._encoded), default=0)):
+            return ""
+        return f" Its vision tower reads an image of {patches:,} patches in this step: lower --max-image-patches."
 
     @property
     def has_idle_tasks(self) -> bool:
@@ -225,6 +233,7 @@ class EngineCore:
         self.stats_log.planned(plan, self.scheduler, self.pages)
         self.scheduler.launching(plan)
         step = self._builder.build(plan)
+        self._encoded = plan.encode
         plan.began = perf_counter()
         try:
             self.executor.launch(step)

@@ -129,9 +129,14 @@ class TowerSchedule:
         num_encoded: Images that were encoded so far.
     """
 
-    def __init__(self, token_bytes: int) -> None:
-        """The devices have nothing. `token_bytes` are those of the output for a token of an image."""
-        self._token_bytes = token_bytes
+    def __init__(self, token_bytes: int, timed_patches: int = 0) -> None:
+        """The devices have nothing.
+
+        Args:
+            token_bytes: Of the output for a token of an image.
+            timed_patches: See `ServedModel`: a step with several images has no more.
+        """
+        self._token_bytes, self._max_patches = token_bytes, min(timed_patches or MAX_STEP_PATCHES, MAX_STEP_PATCHES)
         self._kept: SharedSpace[bytes] = SharedSpace()
         self._patches = 0
         self._in_use: set[bytes] = set()
@@ -172,7 +177,7 @@ class TowerSchedule:
             self._in_use.add(digest)
             return True
         size, patches = prod(span.grid) * self._token_bytes, max(span.num_patches, MIN_IMAGE_PATCHES)
-        if plan.encode and self._patches + patches > MAX_STEP_PATCHES:
+        if plan.encode and self._patches + patches > self._max_patches:
             return False
         if self._in_use and sum(map(kept.size, self._in_use)) + size > MAX_IMAGE_BYTES:
             return False

@@ -66,7 +66,8 @@ class Recovery:
         self._scheduler.limits = _at_most(limits, tokens)
         text = (
             "The engine hung %d times in a row: for a while steps have at most %d prompt tokens. If long prompts are "
-            "slow here, lower --chunked-prefill-size or raise --engine-hang-timeout."
+            "slow here, lower --chunked-prefill-size, if large images are, --max-image-patches, or raise "
+            "--engine-hang-timeout."
         )
         logger.warning(text, num, tokens)
 

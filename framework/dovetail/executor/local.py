@@ -80,6 +80,7 @@ class LocalExecutor:
             pool=runner.config.pool,
             kept_masks=runner.masks.num_kept,
             max_image_patches=runner.memory_plan.image_patches,
+            timed_patches=runner.timed_patches,
             image_token_bytes=self._image_token_bytes(),
             cuts_images=not any(spec.spans for spec in runner.config.layers),
         )

@@ -344,6 +344,8 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     """Which hidden state stands for a text where the checkpoint's files do not say."""
     max_image_patches: int = 0
     """Most patches of an image that the memory plan has counted; 0: it reads text only."""
+    timed_patches: int = 0
+    """Patches of an image that a CPU's vision tower reads while other requests can wait; 0: it was not timed."""
 
 
 class EngineInfo(ServedModel, frozen=True, kw_only=True):

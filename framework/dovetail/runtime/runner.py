@@ -74,7 +74,7 @@ class ModelRunner:
         with phases.phase("probe"):
             tried.run()
         with phases.phase("capture"):
-            capture.capture(checked, made, compiled)
+            self.timed_patches = capture.capture(checked, made, compiled)
         phases.report()
         self.load_s = sum(phases.seconds.values())
         self.device, self.dtype, self.config = checked.device, checked.dtype, checked.config

@@ -110,6 +110,11 @@ class ReadingContext(ServingContext):
         """Images that a request may have, if the model sees any."""
         return self.settings.limit_mm_per_prompt.get("image", MAX_IMAGES)
 
+    @property
+    def max_patches(self) -> int | None:
+        """Patches that an image may have; None: what the model's processor makes of it."""
+        return min(filter(None, (self.settings.max_image_patches, self.info.timed_patches)), default=None)
+
     async def in_thread(self, work: Callable[..., T], *args: object) -> T:
         """Run what takes a while for one request in a thread, when it is its caller's turn, and return its result."""
         async with self._preparing.turn(CALLER.get().owner, is_background=False):
@@ -140,7 +145,7 @@ class ReadingContext(ServingContext):
             folder=str(self.media.path),
             revision=text.model_revision,
             max_images=self.max_images,
-            max_patches=settings.max_image_patches,
+            max_patches=self.max_patches,
             max_tokens=text.limits.context_len,
             domains=settings.allowed_media_domains,
             local_path=None if local is None else str(local),

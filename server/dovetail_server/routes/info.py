@@ -50,7 +50,7 @@ async def model_info(state: ReadyState) -> Response:
             "context_length": state.text.limits.context_len,
             "max_images": 0 if no_images else state.max_images,
             "no_images": no_images or None,
-            "max_image_patches": 0 if no_images else info.max_image_patches,
+            "max_image_patches": 0 if no_images else info.timed_patches or info.max_image_patches,
             "max_body_bytes": settings.max_body_bytes,
             "reasoning_parser": settings.reasoning_parser,
             "tool_call_parser": settings.tool_call_parser,

@@ -272,6 +272,7 @@ class ServeSettings(KeySettings, MediaSettings, TextSettings, BaseSettings):
         """Serve the text part of a model that sees, without its tower, where no request may have an image."""
         if not self.limit_mm_per_prompt.get("image", 1):
             self.processor = None
+        self.times_images |= self.max_image_patches is None
         return self
 
     @property

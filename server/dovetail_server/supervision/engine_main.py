@@ -98,6 +98,7 @@ def serve(transport: SocketTransport, start: Start) -> None:
             lambda: (core.step_count, core.executor.progress),
             lambda: core.has_work,
             lambda: transport.send(Working()),
+            core.why_slow,
         ):
             run_loop(core, transport)
 

@@ -70,6 +70,7 @@ class StallLogger:
         progress: Callable[[], tuple[int, int]],
         is_busy: Callable[[], bool],
         report: Callable[[], None],
+        why: Callable[[], str] = str,
     ) -> None:
         """Prepare.
 
@@ -79,8 +80,9 @@ class StallLogger:
             progress: Returns the engine's step counter, which is sent with each step, and what grows within a step.
             is_busy: Whether it has something to do.
             report: Reports progress to the client; may be called while the engine sends.
+            why: Returns what is known of why a step takes long, as a sentence behind others.
         """
-        self._plan, self._progress, self._is_busy, self._report = plan, progress, is_busy, report
+        self._plan, self._progress, self._is_busy, self._report, self._why = plan, progress, is_busy, report, why
         self._watchdog = EngineWatchdog(EARLY * hang_s)
         self._watched = threading.get_ident()
         self._ended = threading.Event()
@@ -106,7 +108,8 @@ class StallLogger:
             frame = sys._current_frames().get(self._watched)
             if still_s is not None and now != logged_step and frame is not None:
                 logged_step = now
-                logger.error("No engine progress for %.0f s; stalled in %s.", still_s, place_of(frame, self._plan))
+                text = "No engine progress for %.0f s; stalled in %s.%s"
+                logger.error(text, still_s, place_of(frame, self._plan), self._why())
 
 
 def place_of(frame: FrameType, plan: PluginPlan) -> str:

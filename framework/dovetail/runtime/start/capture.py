@@ -19,7 +19,7 @@ from dovetail.runtime.start.allocate import Allocated
 from dovetail.runtime.start.check import Checked
 from dovetail.runtime.start.load import LoadedModel
 from dovetail.runtime.start.probe import Probe
-from dovetail.runtime.start.tower import TowerTrials, blank_images
+from dovetail.runtime.start.tower import TowerTrials, blank_images, timed_patches
 from dovetail.runtime.stepper import StepGraphs
 from dovetail.runtime.warm_up import EagerWarmUp, WarmUpLimits
 
@@ -67,8 +67,8 @@ def compile_kernels(
     return Compiled(trials=trials, queue=CaptureQueue(tasks))
 
 
-def capture(checked: Checked, made: Allocated, compiled: Compiled) -> None:
-    """Capture what the engine is not ready without, and some more."""
+def capture(checked: Checked, made: Allocated, compiled: Compiled) -> int:
+    """Capture what the engine is not ready without, and some more; return `ServedModel.timed_patches`."""
     settings = checked.settings
     if device_of(checked.device).compiles:
         _capture_first(made.graphs)
@@ -80,6 +80,11 @@ def capture(checked: Checked, made: Allocated, compiled: Compiled) -> None:
     if checked.compiled is not None:
         checked.compiled.report_late()
     checked.memory.started(None if compiled.trials is None else compiled.trials.max_prefill_tokens)
+    images, vision = made.state.images, checked.config.vision
+    if images is None or vision is None or not (settings.times_images and device_of(checked.device).is_host):
+        return 0
+    processor = processor_of(checked.plugins.plan, ModelFolder(settings.folder))
+    return 0 if processor is None else timed_patches(images, processor, vision.width, checked.memory.plan.image_patches)
 
 
 def _tower(checked: Checked, planned: MemoryPlan, made: Allocated) -> TowerTrials | None:

@@ -1,9 +1,15 @@
-"""Runs the vision tower on blank images before the engine is ready, so that no request waits for its kernels."""
+"""Runs the vision tower on blank images before the engine is ready.
+
+On a GPU, so that no request waits for its kernels. On a CPU, to know how large an image may be: all other requests wait
+while the tower reads it, and an engine that says nothing for too long is started again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from time import perf_counter
 
 import torch
 
@@ -13,14 +19,22 @@ from dovetail.runtime.device.row_images import RowImages
 
 SIZES = ((64, 64), (512, 512), (520, 312))
 """Pixels of blank images: kernels differ by what multiples of 16 their numbers are."""
+TIMED = ((64, 64), (64, 64), (256, 256), (512, 512))
+"""Those of images that are timed, until one takes long enough to tell; the first has weights read from the disk."""
+ENOUGH_S = 0.5
+TOO_MUCH_S = 5.0
+"""Of the first one: no further one is tried."""
+MOST_S = 15.0
+"""Of the largest image, where nobody gives another bound: half of what `--engine-hang-timeout` is by default."""
+logger = logging.getLogger("dovetail.engine")
 
 
 class TowerTrials:
     """A `CaptureTask`: one image at a time."""
 
-    def __init__(self, images: RowImages, each: Iterable[Arrays]) -> None:
-        """Run nothing yet. `each` are the arrays of images."""
-        self._images, self._waiting = images, list(each)
+    def __init__(self, images: RowImages, each: Iterable[tuple[Arrays, int]]) -> None:
+        """Run nothing yet. `each` are the arrays of images, and their patches."""
+        self._images, self._waiting = images, [arrays for arrays, _ in each]
 
     @property
     def num_left(self) -> int:
@@ -39,16 +53,56 @@ class TowerTrials:
         self._images.encode(self._waiting.pop(0))
 
 
-def blank_images(processor: ImageProcessor, max_patches: int) -> Iterator[Arrays]:
-    """Yield the arrays of blank images, of the sizes that the processor takes; none where Pillow cannot be imported.
+def timed_patches(
+    images: RowImages,
+    processor: ImageProcessor,
+    width: int,
+    max_patches: int,
+    clock: Callable[[], float] = perf_counter,
+) -> int:
+    """Return how many patches of an image the tower reads in 15 s, by smaller images; 0 where there is nothing to try.
 
-    Memory was planned for images of `max_patches`.
+    An image of as many patches as the smallest is always possible. A tower's work for N patches grows as `N (6 H + N)`:
+    a layer has about 12 H² weights, and attention multiplies H numbers twice for each pair of patches.
+
+    Args:
+        images: Runs the tower.
+        processor: The model's.
+        width: H.
+        max_patches: Memory was planned for so many.
+        clock: Returns seconds.
+    """
+    took, least, num = 0.0, 0, 0
+    for arrays, patches in blank_images(processor, max_patches, TIMED):
+        if took > (ENOUGH_S if least and num else TOO_MUCH_S):
+            break
+        began = clock()
+        with torch.inference_mode():
+            images.encode(arrays)
+        took, num, least = clock() - began, patches, least or patches
+    if not num:
+        return 0
+    work = num * (6 * width + num) * MOST_S / max(took, 1e-9)
+    most = max(least, int((9 * width**2 + work) ** 0.5) - 3 * width)
+    if most >= max_patches:
+        return max_patches
+    text = "Images may have %s patches here, which the vision tower reads in about %g s. Others wait meanwhile. "
+    logger.info(text + "--max-image-patches sets another number, up to %s.", f"{most:,}", MOST_S, f"{max_patches:,}")
+    return most
+
+
+def blank_images(
+    processor: ImageProcessor, max_patches: int, sizes: Iterable[tuple[int, int]] = SIZES
+) -> Iterator[tuple[Arrays, int]]:
+    """Yield the arrays of blank images, and their patches, of the `sizes` that the processor takes.
+
+    Memory was planned for images of `max_patches`. There are none where Pillow cannot be imported.
     """
     try:
         from PIL import Image
     except ImportError:  # a server without Pillow serves texts
         return
-    for size in SIZES:
+    for size in sizes:
         with suppress(RequestError):
-            if processor.layout(*size).num_patches <= max_patches:
-                yield processor.process(Image.new("RGB", size))
+            if (num := processor.layout(*size).num_patches) <= max_patches:
+                yield processor.process(Image.new("RGB", size)), num
