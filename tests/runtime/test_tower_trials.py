@@ -84,16 +84,18 @@ def test_a_start_prepares_what_compiles(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("seconds", "most", "num_runs"),
+    ("seconds", "num_layers", "most", "num_runs"),
     [
-        (lambda num: num * (6 * 32 + num) * 1e-5, 1132, 3),  # 1,132 * (192 + 1,132) * 1e-5 is 15 s
-        (lambda num: num * (6 * 32 + num) * 1e-4, 303, 3),
-        (lambda num: 1e-9, 5000, 4),  # memory is for no more
-        (lambda num: 1000.0, 16, 1),  # as many as the smallest image has
+        (lambda num: num * (6 * 32 + num) * 1e-5, 1, 1132, 3),  # 1,132 * (192 + 1,132) * 1e-5 is 15 s
+        (lambda num: num * (6 * 32 + num) * 1e-5, 4, 2355, 3),
+        (lambda num: num * (6 * 32 + num) * 1e-4, 1, 303, 3),
+        (lambda num: num * (6 * 32 + num) * 1e-4, 0, 303, 3),  # nothing counts layers
+        (lambda num: 1e-9, 1, 5000, 4),  # memory is for no more
+        (lambda num: 1000.0, 1, 16, 1),  # as many as the smallest image has
     ],
 )
-def test_a_cpu_bounds_images_by_time(seconds: Any, most: int, num_runs: int, tmp_path: Path) -> None:
-    """The largest image takes 15 s by what small ones take, and the smallest is always possible."""
+def test_a_cpu_bounds_images_by_time(seconds: Any, num_layers: int, most: int, num_runs: int, tmp_path: Path) -> None:
+    """A layer of the largest image takes 15 s by what small ones take, and the smallest is always possible."""
     make_vl(tmp_path)
     folder = ModelFolder(tmp_path)
     plan = make_plan(Registry.scan(), model=folder.architecture, attention_backend="torch_native", processor="auto")
@@ -106,7 +108,10 @@ def test_a_cpu_bounds_images_by_time(seconds: Any, most: int, num_runs: int, tmp
         now[0] += seconds(runs[-1])
         return torch.zeros(1, 1, 1)
 
+    def layers() -> int:
+        return num_layers * len(runs)
+
     images = RowImages(encode, 1, torch.device("cpu"), has_sections=False)
-    assert tower.timed_patches(images, processor, 32, 5000, lambda: now[0]) == most
+    assert tower.timed_patches(images, processor, 32, 5000, layers, lambda: now[0]) == most
     assert len(runs) == num_runs
-    assert tower.timed_patches(images, processor, 32, 5, lambda: now[0]) == 0  # no image is as small
+    assert tower.timed_patches(images, processor, 32, 5, layers, lambda: now[0]) == 0  # no image is as small

@@ -196,7 +196,7 @@ class EngineSettings(Settings):
     """
     max_image_patches: int | None = setting(None, ge=1)
     """Maximum patches of one image, for which the vision tower's memory is planned; a larger image gets 400. Default:
-    what the image processor and --context-length allow; on a CPU also what the tower reads in 15 s.
+    what the image processor and --context-length allow; on a CPU also what a layer of the tower reads in 15 s.
     """
     speculator: Annotated[str | None, BeforeValidator(none_word)] = setting(None)
     """Speculative decoding plugin. It drafts tokens, and the model verifies several per step; the output is unchanged.

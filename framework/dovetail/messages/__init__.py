@@ -345,7 +345,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     max_image_patches: int = 0
     """Most patches of an image that the memory plan has counted; 0: it reads text only."""
     timed_patches: int = 0
-    """Patches of an image that a CPU's vision tower reads while other requests can wait; 0: it was not timed."""
+    """Patches of an image for which a layer of the vision tower takes 15 s on this CPU; 0: it was not timed."""
 
 
 class EngineInfo(ServedModel, frozen=True, kw_only=True):

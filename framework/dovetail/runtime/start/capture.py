@@ -84,7 +84,10 @@ def capture(checked: Checked, made: Allocated, compiled: Compiled) -> int:
     if images is None or vision is None or not (settings.times_images and device_of(checked.device).is_host):
         return 0
     processor = processor_of(checked.plugins.plan, ModelFolder(settings.folder))
-    return 0 if processor is None else timed_patches(images, processor, vision.width, checked.memory.plan.image_patches)
+    if processor is None:
+        return 0
+    most, layers = checked.memory.plan.image_patches, made.stepper.progress
+    return timed_patches(images, processor, vision.width, most, lambda: layers.num)
 
 
 def _tower(checked: Checked, planned: MemoryPlan, made: Allocated) -> TowerTrials | None:

@@ -1,7 +1,7 @@
 """Runs the vision tower on blank images before the engine is ready.
 
-On a GPU, so that no request waits for its kernels. On a CPU, to know how large an image may be: all other requests wait
-while the tower reads it, and an engine that says nothing for too long is started again.
+On a GPU, so that no request waits for its kernels. On a CPU, to know how large an image may be: an engine is started
+again that computes one layer for too long.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENOUGH_S = 0.5
 TOO_MUCH_S = 5.0
 """Of the first one: no further one is tried."""
 MOST_S = 15.0
-"""Of the largest image, where nobody gives another bound: half of what `--engine-hang-timeout` is by default."""
+"""Of a layer, where nobody gives another bound: half of what `--engine-hang-timeout` is by default."""
 logger = logging.getLogger("dovetail.engine")
 
 
@@ -58,9 +58,10 @@ def timed_patches(
     processor: ImageProcessor,
     width: int,
     max_patches: int,
+    layers: Callable[[], int],
     clock: Callable[[], float] = perf_counter,
 ) -> int:
-    """Return how many patches of an image the tower reads in 15 s, by smaller images; 0 where there is nothing to try.
+    """Return for how many patches a layer of the tower takes 15 s, by smaller images; 0 where there is nothing to try.
 
     An image of as many patches as the smallest is always possible. A tower's work for N patches grows as `N (6 H + N)`:
     a layer has about 12 H² weights, and attention multiplies H numbers twice for each pair of patches.
@@ -70,24 +71,26 @@ def timed_patches(
         processor: The model's.
         width: H.
         max_patches: Memory was planned for so many.
+        layers: Counts those that were computed.
         clock: Returns seconds.
     """
-    took, least, num = 0.0, 0, 0
+    took, least, num, num_layers = 0.0, 0, 0, 1
     for arrays, patches in blank_images(processor, max_patches, TIMED):
         if took > (ENOUGH_S if least and num else TOO_MUCH_S):
             break
-        began = clock()
+        began, before = clock(), layers()
         with torch.inference_mode():
             images.encode(arrays)
-        took, num, least = clock() - began, patches, least or patches
+        took, num, least, num_layers = clock() - began, patches, least or patches, max(layers() - before, 1)
     if not num:
         return 0
-    work = num * (6 * width + num) * MOST_S / max(took, 1e-9)
+    work = num * (6 * width + num) * MOST_S * num_layers / max(took, 1e-9)
     most = max(least, int((9 * width**2 + work) ** 0.5) - 3 * width)
     if most >= max_patches:
         return max_patches
-    text = "Images may have %s patches here, which the vision tower reads in about %g s. Others wait meanwhile. "
-    logger.info(text + "--max-image-patches sets another number, up to %s.", f"{most:,}", MOST_S, f"{max_patches:,}")
+    text = "Images may have %s patches here: a layer of the vision tower then takes about %g s, and all wait for %d. "
+    text += "--max-image-patches sets another number, up to %s."
+    logger.info(text, f"{most:,}", MOST_S, num_layers, f"{max_patches:,}")
     return most
 
 
