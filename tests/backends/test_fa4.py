@@ -233,6 +233,6 @@ def test_its_names_and_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of the peers mean it; without its package the plan refuses it by name, before anything is imported."""
     with pytest.raises(PluginError, match=r"needs flash-attn-4; run: pip install flash-attn-4"):
         make_plan(Registry.scan(), attention_backend="fa4", device="cuda")
-    monkeypatch.setattr("dovetail.plugins.plan._is_installed", lambda name: True)
+    monkeypatch.setattr("dovetail.plugins.plan.distributions", lambda name: [name])
     for name in ("fa4", "flash-attn-4", "FLASH_ATTN_4"):
         assert make_plan(Registry.scan(), attention_backend=name, device="cuda").plugins[0].name == "fa4"

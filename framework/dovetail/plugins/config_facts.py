@@ -31,9 +31,7 @@ def config_facts(record: PluginRecord, timeout_s: float = DEFAULT_TIMEOUT_S) -> 
         with time_limit(f"{who}: importing {module}", timeout_s), one_process():
             found: type[ConfigFacts] = getattr(import_module(module), name)
             _ = found.config_from_hf, found.tensors, found.unneeded
-    except PluginError:
-        raise
-    except (Signalled, Interrupted):
+    except (PluginError, Signalled, Interrupted):
         raise
     except BaseException as error:  # a stranger's module may raise anything
         text = f"{who}: its manifest names {record.facts.config} as config, which raised {described(error)}"

@@ -222,34 +222,29 @@ def add_file(registry: Registry, path: Path, timeout_s: float = DEFAULT_TIMEOUT_
         raise PluginError(f"{given}: is neither a .py file nor a folder with an __init__.py; install packages with pip")
     version = digest(path, given)
     module = _run(path, version, timeout_s, given)
-    owner: dict[str, Any] = {"distribution": path.name, "version": version, "file": str(path)}
-    classes = list(_classes(module, given))
-    for kind, name, attr in classes:  # before anything can choose or pass over one
+    found, hooks = list(_classes(module, given)), path.stem.replace("_", "-") if _has_hooks(module) else None
+    if hooks is not None:
+        found.append(("hooks", hooks, SELF))
+    for kind, name, attr in found:  # before anything can choose or pass over one
         if why := KINDS[kind].too_new(getattr(module, attr)):
             raise PluginError(f"{given}: {kind} {name!r}: {why}")
-    found = [registry.add(kind, name, f"{module.__name__}:{attr}", **owner) for kind, name, attr in classes]
-    if _has_hooks(module):
-        name = path.stem.replace("_", "-")
-        if why := KINDS["hooks"].too_new(module):
-            raise PluginError(f"{given}: hooks {name!r}: {why}")
-        found.append(registry.add("hooks", name, f"{module.__name__}:{SELF}", **owner))
-        return f"{path.name}:{name}"
+    for kind, name, attr in found:
+        target = f"{module.__name__}:{attr}"
+        registry.add(kind, name, target, distribution=path.name, version=version, file=str(path))
     if not found:
         contracts = ", ".join(kind.contract.partition(":")[2] for kind in KINDS.values() if kind.contract)
         raise PluginError(
             f"{given}: defines no plugin{_unfinished(module)}; subclass one of {contracts}, or write a function with "
             "@hookimpl"
         )
-    return None
+    return None if hooks is None else f"{path.name}:{hooks}"
 
 
 def _run(path: Path, version: str, timeout_s: float, given: str) -> ModuleType:
     try:
         with time_limit(f"{given}: running it", timeout_s):
             return load_file(str(path), version)
-    except PluginError:
-        raise
-    except (Signalled, Interrupted):
+    except (PluginError, Signalled, Interrupted):
         raise
     except BaseException as error:  # a stranger's module may raise anything; the cause is kept
         fix = where_now(error) or "correct the file"

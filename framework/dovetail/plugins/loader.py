@@ -195,9 +195,7 @@ def naming_plugin(loaded: LoadedPlugins) -> Iterator[None]:
     try:
         with catching_signals():
             yield
-    except DovetailError:
-        raise
-    except (Signalled, Interrupted):
+    except (DovetailError, Signalled, Interrupted):
         raise
     except BaseException as error:  # a stranger's code may raise anything; the cause is kept
         found = _innermost(error, loaded.plan)
@@ -206,7 +204,7 @@ def naming_plugin(loaded: LoadedPlugins) -> Iterator[None]:
         planned, where = found
         logger.debug("%s failed", describe(planned), exc_info=True)
         reason = f"{where} raised {described(error)}"
-        raise _error(planned, reason, f"upgrade {planned.distribution} or report this to its author") from error
+        raise unfit(planned, reason, f"upgrade {planned.distribution} or report this to its author") from error
 
 
 def _innermost(error: BaseException, plan: PluginPlan) -> tuple[PlannedPlugin, str] | None:
@@ -268,7 +266,7 @@ def options_of(planned: PlannedPlugin, options: type[Any]) -> Any:
     except OptionError as error:
         raise OptionError(error.name, error.reason, describe(planned), planned.name) from None
     except PluginError as error:
-        raise _error(planned, str(error), "correct its options") from None
+        raise unfit(planned, str(error), "correct its options") from None
 
 
 def _adapt(planned: PlannedPlugin, loaded: Any) -> Any:
@@ -276,7 +274,7 @@ def _adapt(planned: PlannedPlugin, loaded: Any) -> Any:
         return adapt(planned.kind, planned.api, loaded)
     except Exception as error:  # it works on a stranger's class, which may be anything
         reason = f"adapting it from API {planned.api} raised {described(error)}"
-        raise _error(planned, reason, f"upgrade {planned.distribution}") from error
+        raise unfit(planned, reason, f"upgrade {planned.distribution}") from error
 
 
 def _with_options(planned: PlannedPlugin, loaded: Any) -> Any:
@@ -296,9 +294,9 @@ def _check_version(planned: PlannedPlugin) -> None:
         return
     found = installed_version(planned.distribution)
     if found is None:
-        raise _error(planned, "its distribution is not installed in this process's environment", "reinstall it")
+        raise unfit(planned, "its distribution is not installed in this process's environment", "reinstall it")
     if found != planned.version:
-        raise _error(planned, f"version {found} is installed now", "restart the server so that it plans anew")
+        raise unfit(planned, f"version {found} is installed now", "restart the server so that it plans anew")
 
 
 def _import_target(planned: PlannedPlugin) -> Any:
@@ -306,18 +304,18 @@ def _import_target(planned: PlannedPlugin) -> Any:
     try:
         loaded: Any = load_file(planned.file, planned.version) if planned.file else import_module(module_name)
     except PluginFileError as error:
-        raise _error(planned, str(error), "restart the server so that it plans anew") from None
+        raise unfit(planned, str(error), "restart the server so that it plans anew") from None
     except (Signalled, Interrupted):
         raise
     except BaseException as error:  # a stranger's module may raise anything; the cause is kept
         reason = f"importing {module_name} raised {described(error)}"
-        raise _error(planned, reason, _import_fix(planned, error)) from error
+        raise unfit(planned, reason, _import_fix(planned, error)) from error
     for attr in path.split("."):
         try:
             loaded = getattr(loaded, attr)
         except AttributeError:
             fix = "correct the entry point and reinstall the package"
-            raise _error(planned, f"{module_name} has no attribute {path!r}", fix) from None
+            raise unfit(planned, f"{module_name} has no attribute {path!r}", fix) from None
     return loaded
 
 
@@ -338,14 +336,15 @@ def _import_fix(planned: PlannedPlugin, error: BaseException) -> str:
 def _check_contract(planned: PlannedPlugin, loaded: Any, contract: type) -> None:
     if not isinstance(loaded, type) or not issubclass(loaded, contract):
         what = f"{planned.target} is not a subclass of {contract.__module__}.{contract.__qualname__}"
-        raise _error(planned, what, "subclass it, or correct the entry point")
+        raise unfit(planned, what, "subclass it, or correct the entry point")
     missing = sorted(getattr(loaded, "__abstractmethods__", ()))
     if missing:
-        raise _error(planned, f"{loaded.__qualname__} does not implement {', '.join(missing)}", "implement them")
+        raise unfit(planned, f"{loaded.__qualname__} does not implement {', '.join(missing)}", "implement them")
     devices = getattr(loaded, "devices", None)
     if isinstance(devices, str):  # each of its letters would be a device
-        raise _error(planned, f"devices = {devices!r} is no set of names", f"give frozenset({{{devices!r}}})")
+        raise unfit(planned, f"devices = {devices!r} is no set of names", f"give frozenset({{{devices!r}}})")
 
 
-def _error(planned: PlannedPlugin, reason: str, fix: str) -> PluginError:
+def unfit(planned: PlannedPlugin, reason: str, fix: str) -> PluginError:
+    """Return the error that says why a plugin cannot be used, and what to do."""
     return PluginError(f"{describe(planned)}: {reason}; {fix}")

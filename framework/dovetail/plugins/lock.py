@@ -12,7 +12,7 @@ import csv
 import hashlib
 import json
 from collections.abc import Callable, Iterable
-from importlib.metadata import Distribution, PackageNotFoundError
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 from dovetail.contracts.errors import PluginError
@@ -24,7 +24,7 @@ DEFAULT_FILE = "dovetail-plugins.lock"
 
 def record_hash(distribution: str) -> str:
     """Return `sha256:…` of a distribution's RECORD, or "" where there is none."""
-    text = _record(distribution)
+    text = _record(_installed(distribution))
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}" if text else ""
 
 
@@ -63,12 +63,10 @@ def read_lock(path: Path) -> Callable[[str, str], str | None]:
 
 def changed_files(distribution: str) -> list[str]:
     """Return the files of an installed distribution whose contents differ from its RECORD, or that are gone."""
-    try:
-        dist = Distribution.from_name(distribution)
-    except PackageNotFoundError:
+    if (dist := _installed(distribution)) is None:
         return []
     changed = []
-    for path, expected in _hashes(_record(distribution).splitlines()):
+    for path, expected in _hashes(_record(dist).splitlines()):
         algorithm, _, digest = expected.partition("=")
         try:
             data = Path(str(dist.locate_file(path))).read_bytes()
@@ -95,11 +93,12 @@ def check_files(distributions: Iterable[str]) -> None:
             )
 
 
-def _record(distribution: str) -> str:
-    try:
-        return Distribution.from_name(distribution).read_text("RECORD") or ""
-    except PackageNotFoundError:
-        return ""
+def _installed(distribution: str) -> Distribution | None:
+    return next(iter(distributions(name=distribution)), None)
+
+
+def _record(dist: Distribution | None) -> str:
+    return "" if dist is None else dist.read_text("RECORD") or ""
 
 
 def _hashes(lines: Iterable[str]) -> Iterable[tuple[str, str]]:

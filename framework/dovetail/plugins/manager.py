@@ -24,9 +24,9 @@ from dovetail.contracts.errors import PluginError, described
 from dovetail.contracts.hooks import PROJECT, CliCommands, ConfigDraft, ProcessContext
 from dovetail.plugins import hookspecs
 from dovetail.plugins.kinds import KINDS
-from dovetail.plugins.loader import LoadedPlugins, describe, load, options_of
+from dovetail.plugins.loader import LoadedPlugins, describe, load, options_of, unfit
 from dovetail.plugins.options import describe_options
-from dovetail.plugins.plan import PlannedPlugin, make_plan
+from dovetail.plugins.plan import Options, PlannedPlugin, make_plan
 from dovetail.plugins.registry import Registry
 from dovetail.plugins.signals import Signalled
 from dovetail.plugins.time_limit import DEFAULT_TIMEOUT_S, Interrupted, PluginTimeout, time_limit
@@ -85,7 +85,7 @@ class HookManager:
         registry: Registry,
         names: Sequence[str],
         *,
-        options: Mapping[str, Mapping[str, Any]] | None = None,
+        options: Options | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> HookManager:
         """Import the named hook plugins and let them register further plugins. For the main process.
@@ -136,7 +136,7 @@ class HookManager:
                 raise
             except BaseException as error:  # a stranger's code may raise anything; it is reported, below
                 logger.debug("%s of %s failed", hook, planned.qualified, exc_info=True)
-                failures.append(_hook_failure(planned, hook, error))
+                failures.append(f"{describe(planned)}: {hook} raised {described(error)}")
                 continue
             if value is not None:
                 results.append(HookResult(planned, value))
@@ -185,9 +185,9 @@ class HookManager:
         """Call `dovetail_process_stop`; failures are logged."""
         self.collect("dovetail_process_stop", self._with_context(role, rank), strict=False)
 
-    def in_process(self, hook: str, role: str, rank: int = 0) -> list[HookResult]:
+    def in_process(self, hook: str, role: str) -> list[HookResult]:
         """Call a hook of a process: `dovetail_routes`, `dovetail_health`, one of the observers' and loggers'."""
-        return self.collect(hook, self._with_context(role, rank))
+        return self.collect(hook, self._with_context(role, 0))
 
     def _with_context(self, role: str, rank: int) -> Arguments:
         return lambda p: {
@@ -198,17 +198,17 @@ class HookManager:
 
     def _register(self, planned: PlannedPlugin, plugin: Any) -> None:
         if isinstance(plugin, type):
-            raise _unfit(planned, f"{planned.target} is a class", "name a module or an instance")
+            raise unfit(planned, f"{planned.target} is a class", "name a module or an instance")
         try:
             self._pm.register(plugin, name=planned.qualified)
             self._pm.check_pending()
         except pluggy.PluginValidationError as error:
-            raise _unfit(planned, described(error), self._fix()) from error
+            raise unfit(planned, described(error), self._fix()) from error
         self._planned[planned.qualified] = planned
         for caller in self._pm.get_hookcallers(plugin) or ():
             for impl in caller.get_hookimpls():
                 if impl.plugin is plugin and (impl.wrapper or impl.hookwrapper):
-                    raise _unfit(planned, f"{caller.name} is a hook wrapper", "write a plain implementation")
+                    raise unfit(planned, f"{caller.name} is a hook wrapper", "write a plain implementation")
 
     def _fix(self) -> str:
         known = [name for name in vars(hookspecs) if name.startswith("dovetail_")]
@@ -223,23 +223,15 @@ def _with_registry(registry: Registry, kind: str) -> Arguments:
 
 def _make_settings(planned: PlannedPlugin, settings: Any, lenient: bool) -> Any:
     if not isinstance(settings, type):
-        raise _unfit(planned, f"dovetail_settings returned {settings!r}", "return a dataclass or a pydantic model")
+        raise unfit(planned, f"dovetail_settings returned {settings!r}", "return a dataclass or a pydantic model")
     if lenient:
         try:
             known = {option.name for option in describe_options(settings)}
         except PluginError as error:
-            raise _unfit(planned, str(error), "correct its options") from None
+            raise unfit(planned, str(error), "correct its options") from None
         given = {name: value for name, value in planned.options.items() if name.replace("-", "_") in known}
         planned = msgspec.structs.replace(planned, options=given)
     return options_of(planned, settings)
-
-
-def _hook_failure(planned: PlannedPlugin, hook: str, error: BaseException) -> str:
-    return f"{describe(planned)}: {hook} raised {described(error)}"
-
-
-def _unfit(planned: PlannedPlugin, reason: str, fix: str) -> PluginError:
-    return PluginError(f"{describe(planned)}: {reason}; {fix}")
 
 
 @contextmanager

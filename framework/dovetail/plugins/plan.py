@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distributions
 from typing import Any
 
 import msgspec
@@ -26,7 +26,11 @@ PLAIN = "none"
 OWN = "dovetail"
 """As `model_impl`: the plugin that is named as the architecture, and no other."""
 
-Select = Callable[[str, Mapping[str, str]], str | None]
+Facts = Mapping[str, str]
+"""What is known of the server: `device`, `architecture`, `quantization`, `vision`; "" or `auto` for what is not."""
+Options = Mapping[str, Mapping[str, Any]]
+"""Settings by plugin name, plain values."""
+Select = Callable[[str, Facts], str | None]
 """Answers `auto` for (kind, facts) with a name, or None to leave the choice to the manifests."""
 
 
@@ -111,7 +115,7 @@ def make_plan(
     quant_method: str = "",
     vision: str = "",
     model_impl: str = AUTO,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
+    options: Options | None = None,
     select: Select | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     **names: str | Sequence[str] | None,
@@ -190,7 +194,7 @@ def _by_kind(names: Mapping[str, str | Sequence[str] | None]) -> tuple[dict[str,
     return single, lists
 
 
-def _has_no_use(registry: Registry, kind: str, facts: Mapping[str, str], impl: str) -> bool:
+def _has_no_use(registry: Registry, kind: str, facts: Facts, impl: str) -> bool:
     """Whether `auto` selects none for a model: it lacks what the kind is for, or what serves it reads text alone."""
     fact, model = KINDS[kind].fact, facts["architecture"]
     if fact and not facts[fact]:
@@ -199,12 +203,7 @@ def _has_no_use(registry: Registry, kind: str, facts: Mapping[str, str], impl: s
 
 
 def _in_order(
-    registry: Registry,
-    row: PluginKind,
-    wanted: Sequence[str],
-    facts: Mapping[str, str],
-    select: Select | None,
-    options: Mapping[str, Mapping[str, Any]],
+    registry: Registry, row: PluginKind, wanted: Sequence[str], facts: Facts, select: Select | None, options: Options
 ) -> list[PlannedPlugin]:
     """Return the plugins of a list of names; `auto` at its end stands for what fits beside those that are named."""
     given = f"{row.label} {','.join(wanted)!r}"
@@ -238,7 +237,7 @@ def model_plugin(registry: Registry, architecture: str, impl: str = AUTO, device
     return found[0].qualified if found else architecture
 
 
-def candidates(registry: Registry, kind: str, facts: Mapping[str, str]) -> list[PluginRecord]:
+def candidates(registry: Registry, kind: str, facts: Facts) -> list[PluginRecord]:
     """Return the plugins of `kind` that `auto` may take, best first, by their manifests' facts.
 
     A plugin takes part when its manifest has `matches`, every fact in it fits, its devices include this one, and the
@@ -256,11 +255,7 @@ def candidates(registry: Registry, kind: str, facts: Mapping[str, str]) -> list[
 
 
 def _answer_auto(
-    registry: Registry,
-    kind: str,
-    facts: Mapping[str, str],
-    select: Select | None,
-    options: Mapping[str, Mapping[str, Any]],
+    registry: Registry, kind: str, facts: Facts, select: Select | None, options: Options
 ) -> list[PlannedPlugin]:
     """Return the candidates for `auto`, a hook's answer first; it is the user's plugin's choice, so it must exist."""
     chosen: list[PluginRecord] = []
@@ -284,9 +279,7 @@ def _answer_auto(
     return found
 
 
-def by_name(
-    registry: Registry, kind: str, name: str, device: str, options: Mapping[str, Mapping[str, Any]], method: str = ""
-) -> PlannedPlugin:
+def by_name(registry: Registry, kind: str, name: str, device: str, options: Options, method: str = "") -> PlannedPlugin:
     """Plan the plugin that is asked for by name; `method` is the checkpoint's `quant_method`, "" where it is unknown.
 
     Raises:
@@ -302,9 +295,7 @@ def by_name(
     return _planned(registry, record, options, requested=True)
 
 
-def _half(
-    registry: Registry, use: str, name: str, device: str, options: Mapping[str, Mapping[str, Any]]
-) -> PlannedPlugin:
+def _half(registry: Registry, use: str, name: str, device: str, options: Options) -> PlannedPlugin:
     """Plan the attention backend of one half of the work; errors name that half's flag."""
     kind = KINDS["attention_backend"]
     with _naming(kind.name, kind.label.replace("--", f"--{use}-")):
@@ -321,9 +312,7 @@ def _naming(kind: str, flag: str) -> Iterator[None]:
         raise PluginError(str(error).replace(KINDS[kind].label, flag, 1)) from None
 
 
-def _planned(
-    registry: Registry, record: PluginRecord, options: Mapping[str, Mapping[str, Any]], *, requested: bool
-) -> PlannedPlugin:
+def _planned(registry: Registry, record: PluginRecord, options: Options, *, requested: bool) -> PlannedPlugin:
     if requested:
         registry.mark(record.kind, record.qualified, PluginState.SELECTED)
     return msgspec.structs.replace(as_planned(record), options=_options_of(options, record.name), requested=requested)
@@ -344,7 +333,7 @@ def as_planned(record: PluginRecord) -> PlannedPlugin:
     )
 
 
-def _options_of(options: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
+def _options_of(options: Options, name: str) -> dict[str, Any]:
     key = option_key(name)
     return {
         option: value for owner, given in options.items() if option_key(owner) == key for option, value in given.items()
@@ -357,7 +346,8 @@ def _why_not(record: PluginRecord, device: str) -> str | None:
     if devices and device not in (AUTO, *devices):
         fix = f"choose another, or --device {devices[0]} where there is one"
         return f"it runs on {', '.join(devices)}, not on {device}; {fix}"
-    missing = [package for package in record.facts.packages if not _is_installed(package)]
+    # Found by a folder's name: metadata, which takes milliseconds to parse, is not read.
+    missing = [package for package in record.facts.packages if not any(distributions(name=package))]
     if missing:
         return f"it needs {', '.join(missing)}; run: pip install {' '.join(missing)}"
     return None
@@ -373,15 +363,7 @@ def _why_not_read(record: PluginRecord, method: str) -> str | None:
     return f"it reads {possible}, and this checkpoint {here}; leave --quantization out, or give such a checkpoint"
 
 
-def _is_installed(name: str) -> bool:
-    try:
-        distribution(name)  # found by its folder's name: its metadata, which takes milliseconds to parse, is not read
-    except PackageNotFoundError:
-        return False
-    return True
-
-
-def _fits(record: PluginRecord, facts: Mapping[str, str]) -> bool:
+def _fits(record: PluginRecord, facts: Facts) -> bool:
     matches = record.facts.matches
     if matches is None or _why_not(record, facts.get("device", AUTO)) is not None:
         return False

@@ -99,48 +99,31 @@ class PluginRecord:
         }
 
 
-class NameList:
-    """Distributions, or `distribution:name`: what the deny list and the allow list hold."""
+def _key(item: str) -> tuple[str, str]:
+    """Return how a distribution, or `distribution:name`, stands on the deny list and the allow list."""
+    distribution, name = split_qualified(item)
+    return (normalise_distribution(item), "") if distribution is None else (distribution, normalise("", name))
 
-    def __init__(self, items: Collection[str] = ()) -> None:
-        """Take items as a user writes them."""
-        self._items = {self._key(item) for item in items}
 
-    def __contains__(self, qualified: str) -> bool:
-        """Whether `distribution:name` is on the list, itself or with its distribution."""
-        distribution, name = self._key(qualified)
-        return bool({(distribution, ""), (distribution, name)} & self._items)
-
-    def __bool__(self) -> bool:
-        """Whether anything is on the list."""
-        return bool(self._items)
-
-    @staticmethod
-    def _key(item: str) -> tuple[str, str]:
-        distribution, name = split_qualified(item)
-        return (normalise_distribution(item), "") if distribution is None else (distribution, normalise("", name))
+Lock = Callable[[str, str], str | None]
+"""Says of (distribution, version) why it must not be used, or None."""
 
 
 class Rules:
     """What may be used: the deny list, the allow list (empty: everything), and a lock; the built-ins always may."""
 
-    def __init__(
-        self,
-        deny: Collection[str] = (),
-        allow: Collection[str] = (),
-        lock: Callable[[str, str], str | None] | None = None,
-    ) -> None:
-        """Take the lists as a user writes them, and a lock's answer for (distribution, version): why not, or None."""
-        self.deny, self.allow, self.lock = NameList(deny), NameList(allow), lock
+    def __init__(self, deny: Collection[str] = (), allow: Collection[str] = (), lock: Lock | None = None) -> None:
+        """Take the lists as a user writes them."""
+        self.deny, self.allow, self.lock = set(map(_key, deny)), set(map(_key, allow)), lock
 
     def why_blocked(self, distribution: str, version: str, name: str) -> str | None:
         """Say why a plugin must not be used, with the fix, or None."""
-        qualified = f"{distribution}:{name}"
-        if qualified in self.deny:
+        names = {_key(distribution), _key(f"{distribution}:{name}")}
+        if names & self.deny:
             return f"on the deny list; take {distribution} off it to use it"
         if normalise_distribution(distribution) == DISTRIBUTION:
             return None
-        if self.allow and qualified not in self.allow:
+        if self.allow and not names & self.allow:
             return f"not on the allow list; add {distribution} to --plugin-allow to use it"
         return self.lock(distribution, version) if self.lock is not None else None
 

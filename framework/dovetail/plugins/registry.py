@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from dovetail.contracts.errors import PluginError
 from dovetail.plugins.kinds import KINDS, normalise, normalise_distribution, split_qualified
 from dovetail.plugins.records import (
     NAMES,
+    Lock,
     PluginRecord,
     PluginState,
     Rules,
@@ -49,7 +50,7 @@ class Registry:
         *,
         deny: Collection[str] = (),
         allow: Collection[str] = (),
-        lock: Callable[[str, str], str | None] | None = None,
+        lock: Lock | None = None,
         path: list[str] | None = None,
     ) -> Registry:
         """Read the metadata of everything installed; import nothing.
@@ -309,9 +310,5 @@ def _unusable(name: str, records: list[PluginRecord]) -> str:
 
 
 def _listing_order(record: PluginRecord) -> tuple[int, str, str]:
-    kinds = list(KINDS)
-    return (
-        kinds.index(record.kind) if record.kind in kinds else len(kinds),
-        normalise(record.kind, record.name),
-        record.distribution,
-    )
+    kinds = [*KINDS, record.kind]
+    return kinds.index(record.kind), normalise(record.kind, record.name), record.distribution
