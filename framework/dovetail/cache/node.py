@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 Pages = list[list[int]]
@@ -28,3 +29,16 @@ class Node:
     num_locks: int = 0
     last_use: int = 0
     is_queued: bool = False
+
+    def upward(self) -> Iterator[Node]:
+        """Yield this node and those above it; no root."""
+        at = self
+        while at.parent is not None:
+            above = at.parent
+            yield at
+            at = above
+
+
+def has_any(pages: Pages, wanted: Sequence[Set[int]]) -> bool:
+    """Whether some of `pages` are among those `wanted` of each group."""
+    return any(not bad.isdisjoint(own) for own, bad in zip(pages, wanted, strict=True))

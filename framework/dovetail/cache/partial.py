@@ -209,13 +209,13 @@ class PartialGroup:
 
     def _places(self, node: Node, first: int, last: int) -> Iterator[tuple[Node, int, int]]:
         """Yield holder, place in it, and page of the places `first … last-1` from the root, backwards."""
-        at: Node | None = node
-        while at is not None and at.parent is not None and at.end > first:
+        for at in node.upward():
+            if at.end <= first:
+                return
             own = at.pages[self._group]
             start = at.end - len(own)
             for i in range(min(last, at.end) - start - 1, max(first - start, 0) - 1, -1):
                 yield at, i, own[i]
-            at = at.parent
 
     def _has_any(self, node: Node, place: tuple[int, int], pages: Set[int]) -> bool:
         return any(page in pages for _, _, page in self._places(node, *place))

@@ -15,7 +15,7 @@ import itertools
 from array import array
 from collections.abc import Iterable, Iterator, Sequence, Set
 
-from dovetail.cache.node import Node, Pages
+from dovetail.cache.node import Node, Pages, has_any
 from dovetail.cache.partial import PartialGroup
 from dovetail.contracts.cache import FULL, Full, Reach
 from dovetail.contracts.observers import CacheEvent
@@ -76,11 +76,7 @@ class RadixTree:
             num = self._reachable(path, num)
         node = self._ending_at(path, num, salt)
         now = next(self._clock)
-        pages: Pages = [[] for _ in range(self.num_groups)]
-        for at in path:
-            at.last_use = now
-            for g in self._full:
-                pages[g] += at.pages[g]
+        pages = self._used(path, now)
         for g, partial in self.partial.items():
             first = partial.first(num)
             pages[g] = [0] * first + partial.pages(node, first)
@@ -112,8 +108,6 @@ class RadixTree:
         path, have = self._walk(ids[: num * size], salt)
         node = self._ending_at(path, have, salt)
         now = next(self._clock)
-        for at in path:
-            at.last_use = now
         if have < num:
             if not path:
                 self._roots[salt], self._salts[node] = node, salt
@@ -130,10 +124,7 @@ class RadixTree:
                     CacheEvent(pages=list(node.pages[0]), token_ids=key.tolist(), parent=parent, cache_salt=salt)
                 )
             self._push(node)
-        found: Pages = [[] for _ in range(self.num_groups)]
-        for at in path:
-            for g in self._full:
-                found[g] += at.pages[g]
+        found = self._used(path, now)
         for g, partial in self.partial.items():
             found[g], is_changed = partial.take(path, have, pages[g])
             self.version += is_changed
@@ -144,13 +135,11 @@ class RadixTree:
 
         These are cached, for who locks them has matched or inserted them.
         """
-        at: Node | None = node
-        while at is not None and at.parent is not None:
+        for at in node.upward():
             if at.num_locks == 0:
                 self.num_evictable -= len(at.pages[0])
                 self.num_locked += len(at.pages[0])
             at.num_locks += 1
-            at = at.parent
         for partial, first in zip(self.partial.values(), firsts, strict=bool(firsts)):
             partial.pin(node, first, node.end)
 
@@ -158,14 +147,12 @@ class RadixTree:
         """Undo one `lock` of the same node, whose pages are pinned from `firsts` on by now."""
         for partial, first in zip(self.partial.values(), firsts, strict=bool(firsts)):
             partial.unpin(node, first, node.end)
-        at: Node | None = node
-        while at is not None and at.parent is not None:
+        for at in node.upward():
             at.num_locks -= 1
             if at.num_locks == 0:
                 self.num_evictable += len(at.pages[0])
                 self.num_locked -= len(at.pages[0])
                 self._push(at)
-            at = at.parent
         if not self._full:
             self._prune(node)
 
@@ -208,9 +195,7 @@ class RadixTree:
             Their pages, now the caller's.
         """
         gone: Pages = [[] for _ in range(self.num_groups)]
-        held = [
-            node for node in self.nodes() if any(not s.isdisjoint(p) for s, p in zip(pages, node.pages, strict=True))
-        ]
+        held = [node for node in self.nodes() if has_any(node.pages, pages)]
         for top in held:
             above = top.parent
             if above is None:
@@ -249,12 +234,7 @@ class RadixTree:
 
     def path(self, node: Node) -> list[Node]:
         """Return the nodes from below the root to `node`; none if it is not in the tree any more."""
-        nodes: list[Node] = []
-        at: Node | None = node
-        while at is not None and at.parent is not None:
-            nodes.append(at)
-            at = at.parent
-        return nodes[::-1]
+        return list(node.upward())[::-1]
 
     def relock(self, ends: Iterable[tuple[Node, Sequence[int]]]) -> None:
         """Recount locks, pins and pages, with one lock for each of `ends` (node, firsts): for repairs."""
@@ -268,6 +248,15 @@ class RadixTree:
             partial.recount(nodes)
         for node, firsts in ends:
             self.lock(node, firsts)
+
+    def _used(self, path: Sequence[Node], now: int) -> Pages:
+        """Note that nodes are used; returns their pages of `Full` groups."""
+        pages: Pages = [[] for _ in range(self.num_groups)]
+        for at in path:
+            at.last_use = now
+            for g in self._full:
+                pages[g] += at.pages[g]
+        return pages
 
     def _walk(self, ids: Sequence[int], salt: str) -> tuple[list[Node], int]:
         """Follow `ids` from the root: the nodes that agree, the last one perhaps in part, and how many pages do."""
@@ -331,13 +320,10 @@ class RadixTree:
 
     def _prune(self, node: Node) -> None:
         """Remove a leaf without cached pages, then its parents likewise; nothing else does without `Full` groups."""
-        at: Node | None = node
-        while at is not None and not (at.children or at.num_locks or any(map(any, at.pages))):
-            parent = at.parent
-            if parent is None:
+        for at in node.upward():
+            if at.children or at.num_locks or any(map(any, at.pages)):
                 return
             self._remove(at, [[] for _ in at.pages])
-            at = parent
 
     def _queue_leaves(self) -> None:
         """Rebuild the queue of leaves, which would keep entries of removed nodes."""

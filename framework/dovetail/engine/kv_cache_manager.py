@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dovetail.cache.node import Pages
+from dovetail.cache.node import Pages, has_any
 from dovetail.cache.radix import RadixTree
 from dovetail.contracts.cache import FULL, Reach, Recurrent
 from dovetail.contracts.observers import CacheEvent
@@ -284,7 +284,7 @@ class KVCacheManager:
             return num_tokens
         start, num_tokens = request.computed_len, self.num_fitting(request, num_tokens)
         if num_tokens > 0:
-            self._extend(request, [self.pages_for(start + num_tokens)] * len(self.allocators), self._sliding)
+            self._extend(request, start + num_tokens, self._sliding)
             self._copy_states(request, start, start + num_tokens)
         return num_tokens
 
@@ -323,13 +323,11 @@ class KVCacheManager:
 
     def allocate_slots(self, request: EngineRequest, num_tokens: int) -> bool:
         """Add the pages that a running request needs for more known tokens; False, and nothing done, without room."""
-        num = self.pages_for(len(request.ids) + num_tokens)
-        return self._extend(request, [num] * len(self.allocators), self._full)
+        return self._extend(request, len(request.ids) + num_tokens, self._full)
 
     def allocate_draft_slots(self, request: EngineRequest, num_tokens: int) -> bool:
         """As `allocate_slots`, for tokens computed at once, in all groups: the pages stay, whatever comes of them."""
-        num = self.pages_for(len(request.ids) + num_tokens)
-        return self._extend(request, [num] * len(self.allocators), self._paged)
+        return self._extend(request, len(request.ids) + num_tokens, self._paged)
 
     def cache_prefix(self, request: EngineRequest) -> None:
         """Give the tree the full pages that a prefilling request has computed, so that others find them."""
@@ -484,11 +482,10 @@ class KVCacheManager:
     def _forget(self, request: EngineRequest) -> None:
         request.node, request.pages, request.firsts, request.num_tree_pages = None, [], [], 0
 
-    def _extend(self, request: EngineRequest, wanted: Sequence[int], groups: Sequence[int]) -> bool:
-        """Give a request's row `wanted` pages of each of `groups`, or of none if there is no room."""
-        need = [0 for _ in self.allocators]
-        for g in groups:
-            need[g] = max(0, wanted[g] - len(request.pages[g]))
+    def _extend(self, request: EngineRequest, num_tokens: int, groups: Sequence[int]) -> bool:
+        """Give a request's row pages for `num_tokens` tokens of each of `groups`, or of none if there is no room."""
+        num = self.pages_for(num_tokens)
+        need = [max(0, num - len(own)) if g in groups else 0 for g, own in enumerate(request.pages)]
         if any(need) and not self.make_room(need):
             return False
         for g in groups:
@@ -559,8 +556,3 @@ class KVCacheManager:
         request.pages = [found + own[num_full:] for found, own in zip(pages, request.pages, strict=True)]
         request.node, request.num_tree_pages = node, num_full
         request.pages = self._without_copies(request, request.pages)
-
-
-def has_any(pages: Pages, wanted: Sequence[Set[int]]) -> bool:
-    """Whether any group's pages are among those wanted."""
-    return any(not bad.isdisjoint(own) for own, bad in zip(pages, wanted, strict=True))

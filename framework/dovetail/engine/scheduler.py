@@ -11,8 +11,9 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
+from dovetail.cache.node import has_any
 from dovetail.engine.admission import Admission, NewTokenRatio
-from dovetail.engine.kv_cache_manager import KVCacheManager, has_any
+from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.limits import StepLimits
 from dovetail.engine.media import TowerSchedule
 from dovetail.engine.owners import Owner, Owners, WaitQueue
