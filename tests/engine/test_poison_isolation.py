@@ -61,7 +61,7 @@ def test_a_request_that_kills_the_engine_is_refused_alone(way: str, rid: str) ->
             [(ids, *_, finish, _, _)] = await bad.end()
             assert (finish.reason, finish.code) == ("abort", POISON)
             assert len(ids) == (7 if rid == "deadly" else 0)
-            assert (client.dead, client.num_streams) == (None, 0)
+            assert (client.dead, client.entries) == (None, {})
             assert 3 <= client.num_restarts <= 7
             assert await Reading(client, submits[:2]).end() == want[:2]
         finally:

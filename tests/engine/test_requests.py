@@ -137,7 +137,7 @@ def test_leaving_a_stream_aborts_it_and_frees_its_pages(qwen3: Path) -> None:
         other = await collect(client, Submit(rid="x", prompt_ids=[3], params=params()))
         assert len(tokens(other)) == 12
         stats = await client.control("stats")
-        assert (stats["num_running"], stats["num_used_tokens"], client.num_streams) == (0, 0, 0)
+        assert (stats["num_running"], stats["num_used_tokens"], client.entries) == (0, 0, {})
         await client.close()
 
     asyncio.run(main())

@@ -313,9 +313,7 @@ class Admission:
 
     def _has_row(self) -> bool:
         """Whether any queued request could get a row: one is free, or a request may have to give one back."""
-        if self._has_free_row:
-            return True
-        return self._may_retract or any(len(held) > 1 for held in self._held.values())
+        return self._has_free_row or self._may_retract or any(len(held) > 1 for held in self._held.values())
 
     @property
     def _has_free_row(self) -> bool:
@@ -399,9 +397,7 @@ class Admission:
 
     def _fits(self, request: EngineRequest) -> bool:
         """Whether there is a row, and room for the prompt and for what all are expected to generate."""
-        if len(self._scheduler.running) >= self._limits.max_running_requests:
-            return False
-        return self._need(request, request.num_tree_pages) <= self._pages.num_available
+        return self._has_free_row and self._need(request, request.num_tree_pages) <= self._pages.num_available
 
     def _need(self, request: EngineRequest, num_cached: int) -> int:
         """Pages for its known tokens and any next one; unless it is alone, for what all will generate, too.

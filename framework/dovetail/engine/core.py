@@ -13,7 +13,7 @@ import msgspec
 from dovetail.base.settings import EngineSettings
 from dovetail.contracts.observers import CacheEvent
 from dovetail.engine.device_rows import DeviceRows
-from dovetail.engine.grammar_manager import LateMasks, make_grammar_manager
+from dovetail.engine.grammar_manager import GrammarManager, LateMasks
 from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.limits import limits_of
 from dovetail.engine.media import RequestMedia, TowerSchedule, fault, isolated, keyed
@@ -99,7 +99,9 @@ class EngineCore:
         self.profiling = Profiling(executor)
         self.timeline = Timeline()
         self.stats_log = StatsLog(settings.decode_log_interval)
-        self.grammars = make_grammar_manager(settings, plugins, info.vocab_size, self._eos_ids, tokenizer)
+        self.grammars: GrammarManager | None = None
+        if plugins.plan.of_kind("grammar_backend"):
+            self.grammars = GrammarManager(settings, plugins, info.vocab_size, self._eos_ids, tokenizer)
         self._masks = LateMasks(executor, self.scheduler, self.grammars, self._decide_grammars)
         folds = ReplyFolds(self.scheduler) if settings.fold_replies else None
         self._replies = Replies(self.scheduler, self.pages, self.grammars, folds)

@@ -32,7 +32,8 @@ class DeviceRows:
         self._free = list(range(num_rows - 1, -1, -1))
         self._cleared: list[int] = []
         self._pages: dict[int, dict[tuple[int, int], int]] = {}
-        self._to_zero: list[tuple[int, int]] = []
+        self.to_zero: list[tuple[int, int]] = []
+        """Pages that are zeroed before the next step: group and page."""
         self._loads: dict[tuple[int, int], int] = {}  # of a group's row, so that each is loaded once
         self._saves: list[tuple[int, int, int, int]] = []
 
@@ -40,11 +41,6 @@ class DeviceRows:
     def num_free(self) -> int:
         """Rows that no request holds."""
         return len(self._free)
-
-    @property
-    def to_zero(self) -> list[tuple[int, int]]:
-        """Pages that are zeroed before the next step: group and page."""
-        return list(self._to_zero)
 
     def take_row(self) -> int:
         """Give a request a row; its page table is clear in the next step."""
@@ -66,7 +62,7 @@ class DeviceRows:
 
     def zero_pages(self, group: int, pages: list[int]) -> None:
         """Have a group's pages zeroed whose contents may not be finite, before anyone else reads them."""
-        self._to_zero += ((group, page) for page in pages)
+        self.to_zero += ((group, page) for page in pages)
 
     def load(self, row: int, copy: int, group: int) -> None:
         """Begin with a copy of a recurrent group's state, 0 for zeros."""
@@ -78,13 +74,13 @@ class DeviceRows:
 
     def drain(self) -> RowChanges:
         """Return what has changed since the last call: cleared rows first, as some have been taken again."""
-        if not (self._to_zero or self._cleared or self._pages or self._loads or self._saves):
+        if not (self.to_zero or self._cleared or self._pages or self._loads or self._saves):
             return UNCHANGED
         entries = [(g, row, at, page) for row, own in self._pages.items() for (g, at), page in own.items()]
         tables = np.array(entries, dtype=np.int32).T if entries else NO_ENTRIES
-        zeroed = np.array(self._to_zero, dtype=np.int32).T if self._to_zero else NO_PAGES
+        zeroed = np.array(self.to_zero, dtype=np.int32).T if self.to_zero else NO_PAGES
         begun = [(group, copy, row) for (group, row), copy in self._loads.items()]
         loads, saves = (np.array(own, dtype=np.int32).T if own else no_ints() for own in (begun, self._saves))
         changes = RowChanges(zeroed, np.array(self._cleared, np.int32), tables, loads, saves)
-        self._to_zero, self._cleared, self._pages, self._loads, self._saves = [], [], {}, {}, []
+        self.to_zero, self._cleared, self._pages, self._loads, self._saves = [], [], {}, {}, []
         return changes

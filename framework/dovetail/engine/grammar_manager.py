@@ -200,19 +200,6 @@ def _differs(option: GrammarOption, other: GrammarOption) -> bool:
     return (option.backend, option.source) != (other.backend, other.source)
 
 
-def make_grammar_manager(
-    settings: EngineSettings,
-    plugins: LoadedPlugins,
-    vocab_size: int,
-    eos_ids: tuple[int, ...],
-    tokenizer: EarlyTokenizer | None = None,
-) -> GrammarManager | None:
-    """Return the manager, or None where the plan has no grammar backend."""
-    if not plugins.plan.of_kind("grammar_backend"):
-        return None
-    return GrammarManager(settings, plugins, vocab_size, eos_ids, tokenizer)
-
-
 # The second half of a step's input: masks of grammars, filled while the device computes, and who gets no token yet.
 
 PATIENCE_S = 0.005

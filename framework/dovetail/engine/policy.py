@@ -45,19 +45,12 @@ class Policy:
                 return waiting
             return _checked(cast("Sequence[EngineRequest]", ordered), waiting)
         except Exception as error:  # a stranger's code; without an order there is still the queue's own
-            self._note(error)
+            if type(error).__name__ not in self._faults:
+                self._faults.add(type(error).__name__)
+                what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                text = "%s: order failed (%s); requests are admitted as they came. It is not logged again."
+                logger.error(text, self._label, what, exc_info=error)
             return waiting
-
-    def _note(self, error: Exception) -> None:
-        what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        if type(error).__name__ not in self._faults:
-            self._faults.add(type(error).__name__)
-            logger.error(
-                "%s: order failed (%s); requests are admitted as they came. It is not logged again.",
-                self._label,
-                what,
-                exc_info=error,
-            )
 
 
 class _TreeView:

@@ -132,13 +132,12 @@ def _ids(chunks: list[PromptChunk]) -> Ints:
     """The ids of all chunks."""
     if not chunks:
         return NO_IDS
-    known = [c.request.model_ids(c.start, c.start + c.num_new) for c in chunks]
-    parts = [[np.frombuffer(ids, np.int32), *_drafts(chunk)] for ids, chunk in zip(known, chunks, strict=True)]
-    return np.concatenate([array for part in parts for array in part])
-
-
-def _drafts(chunk: PromptChunk) -> list[Ints]:
-    return [np.array(chunk.drafts, dtype=np.int32)] if chunk.drafts else []
+    parts: list[Ints] = []
+    for chunk in chunks:
+        parts.append(np.frombuffer(chunk.request.model_ids(chunk.start, chunk.start + chunk.num_new), np.int32))
+        if chunk.drafts:
+            parts.append(np.array(chunk.drafts, dtype=np.int32))
+    return np.concatenate(parts)
 
 
 def _wants(plan: StepPlan) -> tuple[Want, ...]:
@@ -340,13 +339,7 @@ def saved_pages(common: Sequence[int]) -> int:
 
 def common_pages(one: Pages, other: Pages) -> int:
     """Return how many leading pages two requests share."""
-    low, high = 0, min(len(one), len(other))
-    if not high or one[0] != other[0]:
+    num = min(len(one), len(other))
+    if not num or one[0] != other[0]:
         return 0
-    while low < high:
-        middle = (low + high) // 2
-        if one[middle] == other[middle]:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    return bisect_left(range(num), True, key=lambda at: one[at] != other[at])

@@ -147,9 +147,9 @@ class RequestEntry:
             last.grammar_option, last.grammar_ignored = facts.grammar_option, facts.grammar_ignored
         self.put(last)
 
-    def drop(self, last: TokenDelta) -> None:
-        """Put the last delta in the place of what waits."""
-        self._waiting, self.has_ended = last, True
+    def drop(self, finish: Finish) -> None:
+        """End it with nothing but this, in the place of what waits."""
+        self._waiting, self.has_ended = TokenDelta(handle=self.submit.handle, ids=[], finish=finish), True
         self._wake()
 
     def fail(self, error: EngineDeadError) -> None:
@@ -268,11 +268,6 @@ class StreamClient(ABC):
         return 0
 
     @property
-    def num_streams(self) -> int:
-        """Requests whose streams are open."""
-        return len(self.entries)
-
-    @property
     def num_unanswered(self) -> int:
         """See `EngineClient.num_unanswered`."""
         return sum(not (entry.output or entry.has_ended) for entry in self.entries.values())
@@ -344,7 +339,8 @@ class StreamClient(ABC):
             for delta in message.deltas:
                 entry = self.entries.get(delta.handle)
                 if entry is not None and not entry.put(delta):
-                    self._drop_slow_reader(entry)
+                    self.close_stream(entry, finished=False)
+                    entry.drop(Finish("abort", None, SLOW_READER, "slow_reader"))
         elif isinstance(message, CacheChanged):
             if self.cache_watch is not None:
                 self.cache_watch.changed(message.events)
@@ -365,13 +361,6 @@ class StreamClient(ABC):
                 self.started.set_result(message.info)
         elif isinstance(message, EngineFailed):
             self.engine_died(message.message, user_error=message.user_error)
-
-    def _drop_slow_reader(self, entry: RequestEntry) -> None:
-        """End a request whose reader is too far behind: what waits for it is dropped, to be told instead."""
-        self.close_stream(entry, finished=False)
-        entry.drop(
-            TokenDelta(handle=entry.submit.handle, ids=[], finish=Finish("abort", None, SLOW_READER, "slow_reader"))
-        )
 
     def engine_died(self, why: str, *, user_error: bool = False) -> None:
         """The engine is gone: end everything that waits for it. The first reason is kept."""
