@@ -139,12 +139,10 @@ class RankFollowers:
         """
         self._drain_ping(rank)
         answer = self._next(rank, self.limit_s if timeout_s is None else timeout_s)
-        match answer:
-            case RankFailed(text, is_users):
-                raise ConfigError(text) if is_users else RankError(f"rank {rank}: {text}")
-            case _:
-                self._heard = time.monotonic()
-                return answer
+        if isinstance(answer, RankFailed):
+            raise ConfigError(answer.text) if answer.is_users else RankError(f"rank {rank}: {answer.text}")
+        self._heard = time.monotonic()
+        return answer
 
     def done(self, rank: int, timeout_s: float | None = None) -> Done:
         """Wait until a rank has done what it was told.
@@ -157,6 +155,15 @@ class RankFollowers:
         if not isinstance(answer, Done):
             raise RankError(f"rank {rank} says {type(answer).__name__} where it should be done")
         return answer
+
+    def all_done(self, timeout_s: float | None = None) -> list[Done]:
+        """Wait until all ranks have done what they were told, one after the other.
+
+        Raises:
+            ConfigError: See `hear`.
+            RankError: See `hear`.
+        """
+        return [self.done(rank, timeout_s) for rank in self.ranks]
 
     def check(self) -> None:
         """Look after ranks that have nothing to do; between steps, as often as one likes.
@@ -173,7 +180,7 @@ class RankFollowers:
             return
         for rank in list(self._waiting):
             if self._has_answer(rank):
-                self._take_pong(rank)
+                self._drain_ping(rank)
             elif now - self._pinged > self.limit_s:
                 raise self._silent(rank, now - self._pinged)
         if not self._waiting:
@@ -222,10 +229,6 @@ class RankFollowers:
             self._waiting.discard(rank)
             if not self._waiting:
                 self._pinged = None
-
-    def _take_pong(self, rank: int) -> None:
-        self._next(rank, 0)
-        self._waiting.discard(rank)
 
     def _has_answer(self, rank: int) -> bool:
         try:

@@ -91,8 +91,7 @@ class GroupExecutor:
         self._links = communicator(settings, 0, find_device(settings, plugins))
         try:
             self.local = LocalExecutor(settings, plugins, Rank(parallel_of(settings, self._links), self, self._links))
-            for rank in self._ranks.ranks:
-                self._ranks.done(rank, LOAD_S)
+            self._ranks.all_done(LOAD_S)
             self._prepare_some()
         except BaseException:
             self.close()
@@ -140,8 +139,7 @@ class GroupExecutor:
     def connect(self) -> None:
         """Meet all others; see `Meeting`."""
         meeting, limit_s = Path(self._folder) / "meeting", self._ranks.limit_s
-        for rank in self._ranks.ranks:
-            self._ranks.done(rank, LOAD_S)  # or all would wait in a collective for one that has ended
+        self._ranks.all_done(LOAD_S)  # or all would wait in a collective for one that has ended
         self._ranks.send(Connect(str(meeting), limit_s))
         try:
             self._links.connect(meeting, CONNECT_S, limit_s)
@@ -193,7 +191,7 @@ class GroupExecutor:
         self._wait_for_device()
         found: list[StepOutput] = []
         self._together(lambda: found.append(self.local.read()), is_answered=True)
-        failed = [self._ranks.done(rank).failure for rank in self._ranks.ranks]
+        failed = [done.failure for done in self._ranks.all_done()]
         if any(failed):
             raise RankError(f"ranks came apart: {_list([None, *failed])}")
         return found[0]
@@ -202,8 +200,7 @@ class GroupExecutor:
         """See `Executor`."""
         self._ranks.send(Prepare(key) if isinstance(key, DecodeGraph) else Prepare(prefill=key))
         found = self.local.prepare(key)
-        for rank in self._ranks.ranks:
-            self._ranks.done(rank)
+        self._ranks.all_done()
         return found
 
     def check(self) -> None:
@@ -223,9 +220,9 @@ class GroupExecutor:
             if self._links.is_broken:
                 raise self._ranks.failed_rank(failure.text) from failure
             self._ranks.send(Settle())
-            for rank in self._ranks.ranks if is_answered else ():
-                self._ranks.done(rank)
-            failed = [self._ranks.done(rank).failure for rank in self._ranks.ranks]
+            if is_answered:
+                self._ranks.all_done()
+            failed = [done.failure for done in self._ranks.all_done()]
             if not all(failed):
                 raise RankError(f"ranks came apart: {_list([failure.text, *failed])}") from failure
             raise
@@ -258,21 +255,17 @@ class GroupExecutor:
     def start_profile(self, spec: ProfileSpec) -> None:
         """See `Executor`. Where one rank cannot, none does."""
         try:
-            self._profile(StartProfile(spec), lambda: self._start_own(spec))
+            self._profile(StartProfile(spec), lambda: self.local.start_profile(spec))
         except ProfileError:
             with contextlib.suppress(ProfileError):
                 self.stop_profile()
             raise
 
-    def _start_own(self, spec: ProfileSpec) -> list[str]:
-        self.local.start_profile(spec)
-        return []
-
     def stop_profile(self) -> list[str]:
         """See `Executor`."""
         return self._profile(StopProfile(), self.local.stop_profile)
 
-    def _profile(self, command: Command, work: Callable[[], list[str]]) -> list[str]:
+    def _profile(self, command: Command, work: Callable[[], list[str] | None]) -> list[str]:
         """Do it on all ranks; one that fails alone is no reason to end.
 
         Raises:
@@ -283,11 +276,10 @@ class GroupExecutor:
         failures: list[str] = []
         files: list[str] = []
         try:
-            files += work()
+            files += work() or []
         except ProfileError as error:
             failures.append(str(error))
-        for rank in self._ranks.ranks:
-            answer = self._ranks.done(rank)
+        for rank, answer in enumerate(self._ranks.all_done(), 1):
             files += answer.files
             failures += [] if answer.failure is None else [f"rank {rank}: {answer.failure}"]
         if failures:
@@ -310,14 +302,13 @@ def about(plugins: LoadedPlugins, device: DeviceBytes) -> Built:
     versions = {(planned.kind, planned.qualified): planned.version for planned in plugins.plan.plugins}
     tried = {planned.qualified for planned in plugins.plan.of_kind("attention_backend") if not planned.requested}
     shared = [
-        state
-        for state in plugins.states()
-        if {"engine", "worker"} <= set(KINDS[state[0]].roles)
-        and not (state[0] == "attention_backend" and state[1] in tried)
+        (kind, name, versions.get((kind, name), ""), state)
+        for kind, name, state, _ in plugins.states()
+        if {"engine", "worker"} <= set(KINDS[kind].roles) and not (kind == "attention_backend" and name in tried)
     ]
     return Built(
         version=version(DISTRIBUTION),
-        plugins=tuple(sorted((kind, name, versions.get((kind, name), ""), state) for kind, name, state, _ in shared)),
+        plugins=tuple(sorted(shared)),
         device=device.name,
         free=device.free,
     )

@@ -6,6 +6,7 @@ its pipe, and this process.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
 import signal
@@ -14,6 +15,7 @@ import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TypeVar
 
 from dovetail.base import log
 from dovetail.base.orphans import wake_when_orphaned
@@ -49,6 +51,8 @@ from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan
 from dovetail.runtime.ranks import Rank, communicator, parallel_of
 
 logger = logging.getLogger("dovetail.engine")
+T = TypeVar("T")
+
 SHUTDOWN_TIMEOUT_S = 2.0
 """What a rank has to end in order once the first one has ended."""
 
@@ -62,14 +66,10 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     pipe = Connection(int(argv[0]))
     threading.Thread(target=_watch, args=(pipe,), name="dovetail-rank-watch", daemon=True).start()
-    try:
-        start = next_command(pipe)
-        if not isinstance(start, StartRank):
-            raise TypeError(f"the first command is to start, not {type(start).__name__}")
+    with contextlib.suppress(EOFError, OSError):
+        start = _heard(pipe, StartRank, "the first command is to start")
         log.setup(logging.getLevelName(start.log_level).lower(), process=f"rank {start.rank}")
         serve(pipe, start)
-    except (EOFError, OSError):
-        return 0
     return 0
 
 
@@ -79,6 +79,13 @@ def _watch(pipe: Connection) -> None:
     poller.register(pipe.fileno(), 0)  # a hang-up is always told
     poller.poll()
     signal.setitimer(signal.ITIMER_REAL, SHUTDOWN_TIMEOUT_S)
+
+
+def _heard(pipe: Connection, kind: type[T], wanted: str) -> T:
+    command = next_command(pipe)
+    if not isinstance(command, kind):
+        raise TypeError(f"{wanted}, not {type(command).__name__}")
+    return command
 
 
 class FollowerMeeting:
@@ -96,17 +103,12 @@ class FollowerMeeting:
     def loaded(self, left: int, plan: Callable[[int], MemoryPlan]) -> MemoryPlan:
         """Say what is left, and take what the first rank has planned."""
         send(self._pipe, WeightsLoaded(left))
-        command = next_command(self._pipe)
-        if not isinstance(command, SetMemoryPlan):
-            raise TypeError(f"what is to be heard now is how memory is divided, not {type(command).__name__}")
-        return command.memory
+        return _heard(self._pipe, SetMemoryPlan, "what is to be heard now is how memory is divided").memory
 
     def connect(self) -> None:
         """Meet the others, once all are ready to."""
         send(self._pipe, Done())
-        command = next_command(self._pipe)
-        if not isinstance(command, Connect):
-            raise TypeError(f"what is to be heard now is where to meet, not {type(command).__name__}")
+        command = _heard(self._pipe, Connect, "what is to be heard now is where to meet")
         self._links.connect(Path(command.meeting), CONNECT_S, command.timeout_s)
 
 
@@ -153,7 +155,7 @@ def follow(pipe: Connection, executor: LocalExecutor, links: Communicator) -> No
         match command:
             case Launch() | Choose() | Read():
                 if failure is None:
-                    failure = _failure_of(_work_of(command, executor))
+                    failure = _failure_of(command, executor)
                     if links.is_broken:
                         send(pipe, Done(failure))
                         continue
@@ -173,9 +175,17 @@ def follow(pipe: Connection, executor: LocalExecutor, links: Communicator) -> No
                 raise RuntimeError(f"{type(command).__name__} is for ranks that start")
 
 
-def _failure_of(work: Callable[[], object]) -> str | None:
+def _failure_of(command: Launch | Choose | Read, executor: LocalExecutor) -> str | None:
     try:
-        work()
+        match command:
+            case Launch(step):
+                executor.launch(step)
+            case Choose(late, masks):
+                if len(masks):
+                    executor.masks(len(masks))[:] = masks
+                executor.choose(late)
+            case Read():
+                executor.read()
     except StepError as failure:
         return failure.text
     return None
@@ -189,18 +199,6 @@ def _profiled(command: StartProfile | StopProfile, executor: LocalExecutor) -> D
     except ProfileError as error:
         return Done(str(error))
     return Done()
-
-
-def _work_of(command: Launch | Choose | Read, executor: LocalExecutor) -> Callable[[], object]:
-    match command:
-        case Launch(step):
-            return lambda: executor.launch(step)
-        case Choose(late, masks):
-            if len(masks):
-                executor.masks(len(masks))[:] = masks
-            return lambda: executor.choose(late)
-        case Read():
-            return executor.read
 
 
 if __name__ == "__main__":
