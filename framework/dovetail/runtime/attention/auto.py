@@ -15,13 +15,12 @@ from dataclasses import dataclass
 import torch
 
 from dovetail.cache.pool import PagedKVPool
-from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.config import ModelConfig
 from dovetail.contracts.errors import DovetailError, PluginError
 from dovetail.contracts.needs import unmet
 from dovetail.plugins import LoadedPlugins, PlannedPlugin
 from dovetail.runtime.attention.grouped import attended_groups
-from dovetail.runtime.attention.hybrid import hybrid
+from dovetail.runtime.attention.hybrid import Backend, hybrid
 from dovetail.runtime.attention.measure import (
     STEPS,
     USES,
@@ -39,7 +38,6 @@ logger = logging.getLogger(__name__)
 KIND = "attention_backend"
 GRAPHS = ("none", "decode", "mixed")
 """Values of `AttentionCaps.graph`, each of which covers those before it."""
-Backend = type[AttentionBackend]
 Names = tuple[tuple[str, str], ...]
 """Of each group: the backend of its prompts, and that of its decode rows."""
 
@@ -60,9 +58,10 @@ class Requirements:
         reason = unmet(self.config, backend.caps)
         if reason is None and self.batch_invariant and not backend.caps.batch_invariant:
             reason = "it is not batch-invariant, and --batch-invariant is given"
-        return reason or backend.why_not(self.config, self.device, self.dtype, self.page_size)
+        reason = reason or backend.why_not(self.config, self.device, self.dtype, self.page_size)
+        return reason or self._why_not_made(backend)
 
-    def why_not_made(self, backend: Backend) -> str | None:
+    def _why_not_made(self, backend: Backend) -> str | None:
         """Make it once over a pool of two pages, before any weights are loaded; say what it raised, or None."""
         try:
             [group] = attended_groups(self.config)
@@ -118,7 +117,7 @@ class Auto:
             picked = self._measured(self.measuring, dict(self._candidates()), reasons)
         shown = _joined_reasons({name: reasons[name] for name in names if name in reasons}) or "no other candidate"
         of = f" of {self.wanted.group}" if self.wanted.group else ""
-        label = picked.names[0] if picked.names[0] == picked.names[1] else "+".join(picked.names)
+        label = "+".join(dict.fromkeys(picked.names))
         measured = f"; measured, {picked.measured}" if picked.measured else ""
         logger.info("Attention backend%s: auto chose %s (%s%s).", of, label, shown, measured)
         return picked
@@ -144,7 +143,7 @@ class Auto:
     def _first(self, names: list[str], reasons: dict[str, str]) -> Picked:
         """Return the first that serves; those after it are not even imported. Adds to the reasons."""
         for name, backend in self._candidates():
-            reason = self._why_not(backend)
+            reason = self.wanted.why_not(backend)
             if reason is None:
                 reasons |= dict.fromkeys(names[names.index(name) + 1 :], "comes after it")
                 return Picked(backend, (name, name))
@@ -158,14 +157,14 @@ class Auto:
         measured_times = AttentionTimes.remembered(measuring.folder, file, list(loaded), len(STEPS))
         if measured_times is not None:
             taken = {measured_times.fastest(use) for use in USES}  # the others are not even made
-            if not any(self._why_not(loaded[name]) for name in taken):
+            if not any(self.wanted.why_not(loaded[name]) for name in taken):
                 return self._by(measured_times, loaded, reasons)
         serving: dict[str, Backend] = {}
         for name, backend in loaded.items():
             default = next(iter(serving.values()), backend)
             if GRAPHS.index(backend.caps.graph) < GRAPHS.index(default.caps.graph):
                 reasons[name] = "comes after it, and is not captured into the graphs that it is"
-            elif (reason := self._why_not(backend)) is not None:
+            elif (reason := self.wanted.why_not(backend)) is not None:
                 reasons[name] = reason
             else:
                 serving[name] = backend
@@ -179,9 +178,6 @@ class Auto:
         measured_times = measure(serving, world, measuring, digest)
         measured_times.remember(measuring.folder, file)
         return self._by(measured_times, serving, reasons)
-
-    def _why_not(self, backend: Backend) -> str | None:
-        return self.wanted.why_not(backend) or self.wanted.why_not_made(backend)
 
     @staticmethod
     def _refusal(reasons: Mapping[str, str]) -> PluginError:
@@ -206,7 +202,7 @@ class Auto:
         if names[0] == names[1]:
             return Picked(classes[names[0]], names, str(measured_times))
         both = hybrid(classes[names[0]], classes[names[1]], names)
-        if (reason := self._why_not(both)) is None:
+        if (reason := self.wanted.why_not(both)) is None:
             return Picked(both, names, str(measured_times))
         default = next(iter(measured_times.times))
         reasons |= {name: f"{'+'.join(names)}: {reason}" for name in names if name != default}
@@ -236,7 +232,7 @@ class Auto:
             raise PluginError(f"attention backend {absent[0]!r}, which the first rank has chosen, is not loaded here")
         prefill, decode = (loaded[name] for name in names)
         backend = prefill if prefill is decode else hybrid(prefill, decode, names)
-        if (reason := self._why_not(backend)) is not None:
+        if (reason := self.wanted.why_not(backend)) is not None:
             raise PluginError(f"attention by {'+'.join(names)}, which the first rank has chosen: {reason}")
         return Picked(backend, names)
 

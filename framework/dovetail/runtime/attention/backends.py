@@ -18,7 +18,7 @@ from dovetail.plugins.loader import describe
 from dovetail.plugins.plan import AUTO
 from dovetail.runtime.attention.auto import KIND, Auto, Names, Picked, Requirements
 from dovetail.runtime.attention.grouped import attended_groups, of_group
-from dovetail.runtime.attention.hybrid import HybridBackend, hybrid
+from dovetail.runtime.attention.hybrid import Backend, HybridBackend, hybrid
 from dovetail.runtime.attention.measure import Measuring
 
 logger = logging.getLogger(__name__)
@@ -43,18 +43,9 @@ class AbsentAttention(AttentionBackend):
     def forward_extend(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
-        raise self._refused(layer)
+        raise ModelError(f"{self._name}: layer {layer.index} attends, and the specs declare no layer that does")
 
-    def forward_decode(
-        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
-    ) -> None:
-        raise self._refused(layer)
-
-    def _refused(self, layer: AttentionLayer) -> ModelError:
-        return ModelError(f"{self._name}: layer {layer.index} attends, and the specs declare no layer that does")
-
-
-Backend = type[AttentionBackend]
+    forward_decode = forward_extend
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +104,7 @@ def choose_backends(
         )
         auto = Auto(plugins, wanted, measuring, decided[at] if decided else None)
         picked.append(_choose(plugins, wanted, settings, auto))
-    labels = [_label(one.names) for one in picked]
+    labels = ["+".join(dict.fromkeys(one.names)) for one in picked]
     if len(set(labels)) > 1:
         labels = [f"{label} ({group.name})" for label, group in zip(labels, groups, strict=True)]
     measured = [one.measured for one in picked if one.measured]
@@ -128,10 +119,6 @@ def _warn_of_names(config: ModelConfig, settings: EngineSettings) -> None:
     given = settings.attention_backend, settings.prefill_attention_backend, settings.decode_attention_backend
     if named := [name for name in given if name not in (AUTO, None)]:
         logger.warning("%s has no layer that attends: %s has no effect.", config.architecture, ", ".join(named))
-
-
-def _label(names: tuple[str, str]) -> str:
-    return names[0] if names[0] == names[1] else "+".join(names)
 
 
 def _choose(plugins: LoadedPlugins, wanted: Requirements, settings: EngineSettings, auto: Auto) -> Picked:
@@ -156,7 +143,7 @@ def _choose(plugins: LoadedPlugins, wanted: Requirements, settings: EngineSettin
     if prefill is decode:
         return Picked(prefill, names, measured)
     both = hybrid(prefill, decode, names)
-    reason = wanted.why_not(both) or wanted.why_not_made(both)
+    reason = wanted.why_not(both)
     if reason is not None:
         raise PluginError(
             f"--prefill-attention-backend {prefill_name} with --decode-attention-backend {decode_name}: {reason}"
@@ -179,7 +166,7 @@ def _named(plugins: LoadedPlugins, use: str, name: str, wanted: Requirements) ->
     for planned, backend in plugins.candidates(KIND):
         if planned.use != use:
             continue
-        reason = wanted.why_not(backend) or wanted.why_not_made(backend)
+        reason = wanted.why_not(backend)
         if reason is None:
             served: Backend = backend
             return served

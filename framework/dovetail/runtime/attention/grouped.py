@@ -16,9 +16,7 @@ from dovetail.cache.pool import KVCache
 from dovetail.contracts.attention import AttentionBackend, AttentionLayer, ForwardBatch, KVPool, Phase
 from dovetail.contracts.cache import FULL, CacheGroup, Recurrent
 from dovetail.contracts.config import ModelConfig
-from dovetail.runtime.attention.hybrid import common_caps
-
-Backend = type[AttentionBackend]
+from dovetail.runtime.attention.hybrid import Backend, Part, PartedBackend, common_caps
 
 
 def of_group(config: ModelConfig, group: CacheGroup) -> ModelConfig:
@@ -67,7 +65,7 @@ def make_attention(
     return made[0] if len(made) == 1 else GroupedBackend(made, groups, cache, tables)
 
 
-class GroupedBackend(AttentionBackend):
+class GroupedBackend(PartedBackend):
     """The backends of all groups as one: a layer is served by that of its group.
 
     The batch that comes in has the page table and the slots of the first group. Those of the others follow from them on
@@ -114,44 +112,18 @@ class GroupedBackend(AttentionBackend):
         return self._batches[self._group_of[index]]
 
     def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
-        g = self._group_of[layer.index]
-        self.backends[g].write_kv(layer, k, v, self._batches[g])
+        backend, own = self.part(layer, batch, decodes=False)
+        backend.write_kv(layer, k, v, own)
 
-    def forward_extend(
-        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
-    ) -> None:
+    def part(self, layer: AttentionLayer, batch: ForwardBatch, *, decodes: bool) -> Part:
         g = self._group_of[layer.index]
-        self.backends[g].forward_extend(q, k, v, layer, self._batches[g], out)
-
-    def forward_decode(
-        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
-    ) -> None:
-        g = self._group_of[layer.index]
-        self.backends[g].forward_decode(q, k, v, layer, self._batches[g], out)
-
-    def forward_decode_qkv(
-        self,
-        qkv: Tensor,
-        norm: tuple[Tensor, float] | None,
-        rope: tuple[Tensor, Tensor],
-        layer: AttentionLayer,
-        batch: ForwardBatch,
-        out: Tensor,
-    ) -> bool:
-        g = self._group_of[layer.index]
-        return self.backends[g].forward_decode_qkv(qkv, norm, rope, layer, self._batches[g], out)
-
-    def forward_extend_latent(
-        self, q: Tensor, heads: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
-    ) -> bool:
-        g = self._group_of[layer.index]
-        return self.backends[g].forward_extend_latent(q, heads, layer, self._batches[g], out)
+        return self.backends[g], self._batches[g]
 
     def forward_mixed(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
     ) -> None:
-        g = self._group_of[layer.index]
-        self.backends[g].forward_mixed(q, k, v, layer, self._batches[g], out)
+        backend, own = self.part(layer, batch, decodes=False)
+        backend.forward_mixed(q, k, v, layer, own, out)
 
 
 def rows_of_tokens(batch: ForwardBatch) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any, ClassVar, Literal
@@ -16,7 +17,48 @@ from dovetail.contracts.needs import AttentionCaps
 Backend = type[AttentionBackend]
 
 
-class HybridBackend(AttentionBackend):
+Part = tuple[AttentionBackend, ForwardBatch]
+
+
+class PartedBackend(AttentionBackend):
+    """Attention whose work others do: each call is handed on to who has that part of it, with its own batch."""
+
+    @abstractmethod
+    def part(self, layer: AttentionLayer, batch: ForwardBatch, *, decodes: bool) -> Part:
+        """Return who attends for a layer's decode rows, or for its prompts."""
+
+    def forward_extend(
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> None:
+        backend, own = self.part(layer, batch, decodes=False)
+        backend.forward_extend(q, k, v, layer, own, out)
+
+    def forward_extend_latent(
+        self, q: Tensor, heads: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> bool:
+        backend, own = self.part(layer, batch, decodes=False)
+        return backend.forward_extend_latent(q, heads, layer, own, out)
+
+    def forward_decode(
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
+    ) -> None:
+        backend, own = self.part(layer, batch, decodes=True)
+        backend.forward_decode(q, k, v, layer, own, out)
+
+    def forward_decode_qkv(
+        self,
+        qkv: Tensor,
+        norm: tuple[Tensor, float] | None,
+        rope: tuple[Tensor, Tensor],
+        layer: AttentionLayer,
+        batch: ForwardBatch,
+        out: Tensor,
+    ) -> bool:
+        backend, own = self.part(layer, batch, decodes=True)
+        return backend.forward_decode_qkv(qkv, norm, rope, layer, own, out)
+
+
+class HybridBackend(PartedBackend):
     """Two backends as one; made by `hybrid`, which fills in the classes.
 
     The KV pool has one layout by contract (`KVPool.layer`), so each half reads what the other one wrote. A half takes
@@ -62,31 +104,8 @@ class HybridBackend(AttentionBackend):
         """The first half that takes part in the step writes for both."""
         next(self._halves(batch)).write_kv(layer, k, v, batch)
 
-    def forward_decode_qkv(
-        self,
-        qkv: Tensor,
-        norm: tuple[Tensor, float] | None,
-        rope: tuple[Tensor, Tensor],
-        layer: AttentionLayer,
-        batch: ForwardBatch,
-        out: Tensor,
-    ) -> bool:
-        return self.decode.forward_decode_qkv(qkv, norm, rope, layer, batch, out)
-
-    def forward_extend(
-        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
-    ) -> None:
-        self.prefill.forward_extend(q, k, v, layer, batch, out)
-
-    def forward_extend_latent(
-        self, q: Tensor, heads: Tensor, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
-    ) -> bool:
-        return self.prefill.forward_extend_latent(q, heads, layer, batch, out)
-
-    def forward_decode(
-        self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor
-    ) -> None:
-        self.decode.forward_decode(q, k, v, layer, batch, out)
+    def part(self, layer: AttentionLayer, batch: ForwardBatch, *, decodes: bool) -> Part:
+        return (self.decode if decodes else self.prefill), batch
 
     def _halves(self, batch: ForwardBatch) -> Iterator[AttentionBackend]:
         if batch.num_decode:

@@ -29,6 +29,7 @@ from dovetail.contracts.attention import AttentionBackend, AttentionLayer, Forwa
 from dovetail.contracts.config import LayerSpec, ModelConfig
 from dovetail.contracts.kernels import PLAIN_KERNELS, Kernels
 from dovetail.runtime.attention.grouped import attended_groups
+from dovetail.runtime.attention.hybrid import Backend
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.kernels.ahead import CompiledAhead
 from dovetail.runtime.kernels.figures import ALIKE, Clock, Figures
@@ -37,7 +38,6 @@ from dovetail.sdk.layers.attention import attend, attend_qkv
 
 logger = logging.getLogger(__name__)
 
-Backend = type[AttentionBackend]
 Times = dict[str, list[float]]
 """Seconds of each step of `STEPS`, by backend; the default first."""
 
