@@ -11,8 +11,6 @@ import secrets
 import time
 from contextvars import ContextVar
 
-MAX_HEX_BYTES = 64
-
 
 class Identity:
     """What the identifiers of one reply follow from: a secret and a time."""

@@ -224,11 +224,11 @@ class Stepper:
     @torch.inference_mode()
     def run_eagerly(self, step: StepInput) -> InFlightStep:
         """Start a step in one forward pass, without graphs; `launch` does where none are named."""
-        ready, num = prepare(step, self._state, self._attention, self._page_size), step.num_sampled
-        batch = ready.batch
+        ids, batch = prepare(step, self._state, self._attention, self._page_size)
+        num = step.num_sampled
         self._attention.plan(batch, Phase.EAGER)
         self._attention.plan_in_graph(batch)
-        hidden = self._model.forward(ready.ids, batch)
+        hidden = self._model.forward(ids, batch)
         self._state.seq_lens.index_copy_(0, batch.rows, batch.seq_lens)
         launched = InFlightStep(step, [])
         for want in step.prompt_logprobs:
@@ -452,24 +452,20 @@ def _without_skipped(part: StepPart, launched: InFlightStep, late: StepLate) -> 
 
 def _join(parts: list[StepPart], state: DeviceState) -> StepPart:
     """Put parts together; in a step with drafts, the places of those that have none are looked up."""
-    logits = [part.logits for part in parts if part.logits is not None]
-    non_finite = None
+    non_finite = positions = None
     if any(part.non_finite is not None for part in parts):
-        no = [torch.zeros(len(part.params), dtype=torch.bool, device=part.rows.device) for part in parts]
-        non_finite = torch.cat(
-            [none if part.non_finite is None else part.non_finite for part, none in zip(parts, no, strict=True)]
-        )
-    positions = None
+        flags = ((part.rows.new_zeros(len(part.params), dtype=torch.bool), part.non_finite) for part in parts)
+        non_finite = torch.cat([no if given is None else given for no, given in flags])
     if any(part.positions is not None for part in parts):
-        each = [state.positions(part.rows) if part.positions is None else part.positions for part in parts]
-        positions = torch.cat(each)
+        places = ((state.positions(part.rows), part.positions) for part in parts)
+        positions = torch.cat([here if given is None else given for here, given in places])
     return StepPart(
         np.concatenate([part.at for part in parts]),
         np.concatenate([part.places for part in parts]),
         torch.cat([part.rows for part in parts]),
         [row for part in parts for row in part.params],
         any(part.is_banning for part in parts),
-        torch.cat(logits),
+        torch.cat([part.logits for part in parts if part.logits is not None]),
         non_finite=non_finite,
         positions=positions,
     )

@@ -20,6 +20,7 @@ import dataclasses
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
@@ -104,7 +105,8 @@ def shapes(limits: WarmUpLimits) -> list[StepShape]:
 
 def _wanted(limits: WarmUpLimits) -> Iterator[StepShape]:
     """Short prompts at once, a long one, both beside decode rows; then all numbers of rows; then all lengths."""
-    for num_decode in (0, NUM_DECODE):
+    few = (0, NUM_DECODE)
+    for num_decode in few:
         yield StepShape(num_decode, CHUNKS[0], SHORT)
         yield StepShape(num_decode, 1, LONG)
     counts = list(_counts(limits.max_requests))
@@ -113,18 +115,15 @@ def _wanted(limits: WarmUpLimits) -> Iterator[StepShape]:
     for num_decode in counts:
         if num_decode > limits.graph_rows:
             yield StepShape(num_decode)
-    for num_new in LENGTHS:
-        for num_chunks in CHUNKS:
-            for num_decode in (0, NUM_DECODE):
-                yield StepShape(num_decode, num_chunks, num_new)
-    for power in range(limits.max_prefill_tokens.bit_length() if limits.tiles_by_tokens else 0):  # about twice as many
-        for num_decode in (0, NUM_DECODE):
-            yield StepShape(num_decode, 1, 1 << power)
-    for num_decode in (0, NUM_DECODE):
+    for num_new, num_chunks, num_decode in product(LENGTHS, CHUNKS, few):
+        yield StepShape(num_decode, num_chunks, num_new)
+    powers = range(limits.max_prefill_tokens.bit_length() if limits.tiles_by_tokens else 0)  # about twice as many
+    for power, num_decode in product(powers, few):
+        yield StepShape(num_decode, 1, 1 << power)
+    for num_decode in few:
         yield StepShape(num_decode, 2, LONG)
-    for num_new in (SHORT, LONG):
-        for num_decode in (0, NUM_DECODE):
-            yield StepShape(num_decode, 1, num_new, KV_LEN)
+    for num_new, num_decode in product((SHORT, LONG), few):
+        yield StepShape(num_decode, 1, num_new, KV_LEN)
 
 
 def _counts(most: int) -> Iterator[int]:

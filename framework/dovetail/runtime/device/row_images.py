@@ -110,7 +110,7 @@ class RowImages:
             RequestError: The arrays of an image cannot be read.
             ModelError: The tower returns something else than the image's grid says.
         """
-        for row in step.cleared.tolist():
+        for row in (*step.cleared.tolist(), *(admit.row for admit in step.admit)):
             self._media.pop(row, None)
             self._positions.pop(row, None)
         for admit in step.admit:
@@ -133,8 +133,6 @@ class RowImages:
         )
 
     def _admit(self, admit: Admit) -> None:
-        self._media.pop(admit.row, None)
-        self._positions.pop(admit.row, None)
         delta = 0
         if admit.media:
             self._media[admit.row] = admit.media

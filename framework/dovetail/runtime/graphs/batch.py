@@ -59,16 +59,14 @@ def tokens_of(step: StepInput, state: DeviceState, page_size: int, first: int = 
     return StepTokens(step.ids, positions, slots, lens, starts, _saves(step.saves, rows))
 
 
-@dataclass(slots=True, eq=False)
-class PreparedBatch:
-    """A step ready to run: its input tokens `ids` `[T]` int64, and what model and attention backend see."""
+def prepare(
+    step: StepInput, state: DeviceState, attention: AttentionBackend, page_size: int
+) -> tuple[Tensor, ForwardBatch]:
+    """Build a step's tensors on the state's device, and note on the host how long its rows get.
 
-    ids: Tensor
-    batch: ForwardBatch
-
-
-def prepare(step: StepInput, state: DeviceState, attention: AttentionBackend, page_size: int) -> PreparedBatch:
-    """Build a step's tensors on the state's device, and note on the host how long its rows get."""
+    Returns:
+        Its input tokens, `[T]` int64, and what model and attention backend see.
+    """
     device, n = state.device, step.num_decode
     tokens = tokens_of(step, state, page_size)
     # Without drafts: how many of those count is known when the step is read.
@@ -95,7 +93,7 @@ def prepare(step: StepInput, state: DeviceState, attention: AttentionBackend, pa
         spans=seen.spans,
         rope_positions=seen.rope_positions,
     )
-    return PreparedBatch(_input_ids(step, state, rows[:n]), batch)
+    return _input_ids(step, state, rows[:n]), batch
 
 
 def last_tokens(step: StepInput, starts: Longs, first: int = 0) -> Longs:

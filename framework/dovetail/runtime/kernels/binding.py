@@ -306,7 +306,9 @@ class KernelBinder:
 
     def _choose(self, ask: Ask) -> Kernel:
         """Return what computes an operation, and note it."""
-        claims, others = self._claims(ask)
+        answers = [(one, self._claim(one, ask)) for one in self._sets]
+        claims = {one.name: (one, claim) for one, claim in answers if isinstance(claim, Claim)}
+        others = [(one.name, why) for one, why in answers if isinstance(why, str)]
         kernels: dict[str, Kernel] = {}
         bands, measured = self._order(ask, claims, kernels, others)
         served: list[tuple[int, int, str]] = []
@@ -345,18 +347,6 @@ class KernelBinder:
         if is_shared:
             self._over_ranks[ask] = found, name = PeerKernel(found, rest[1]), rest[0]
         return found
-
-    def _claims(self, ask: Ask) -> tuple[dict[str, tuple[LoadedSet, Claim]], list[tuple[str, str]]]:
-        """Return what sets claim, in their order, and why others do not."""
-        claims: dict[str, tuple[LoadedSet, Claim]] = {}
-        others: list[tuple[str, str]] = []
-        for one in self._sets:
-            claim = self._claim(one, ask)
-            if isinstance(claim, str):
-                others.append((one.name, claim))
-            else:
-                claims[one.name] = one, claim
-        return claims, others
 
     def _order(
         self,

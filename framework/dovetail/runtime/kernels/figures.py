@@ -10,13 +10,14 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 import torch
 
 from dovetail.base.distribution import DISTRIBUTION
+from dovetail.plugins.scan import installed_version
 
 MARGIN = 0.05
 """By which another candidate has to be faster than the default, which noise does not reach."""
@@ -46,13 +47,11 @@ class Figures:
         if folder is None:
             return None
         try:
-            found = json.loads((folder / name).read_text())
-            times = {str(each): [float(second) for second in seconds] for each, seconds in found["times"].items()}
-            failed = {str(each): str(reason) for each, reason in found["failed"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            found = msgspec.json.decode((folder / name).read_bytes(), type=cls)
+        except (OSError, ValueError, msgspec.MsgspecError):
             return None
-        is_whole = bool(times) and {*times, *failed} <= set(candidates)
-        return cls(times, failed) if is_whole and all(len(each) == num for each in times.values()) else None
+        is_whole = bool(found.times) and {*found.times, *found.failed} <= set(candidates)
+        return found if is_whole and all(len(each) == num for each in found.times.values()) else None
 
     def remember(self, folder: Path | None, name: str, **about: Any) -> None:
         """Keep the figures for later starts, with what they are about, where a folder can be written."""
@@ -82,11 +81,4 @@ def digest_of(facts: Any) -> str:
 
 def versions() -> list[Any]:
     """Return the versions of what computes whatever is measured."""
-    return [_installed(DISTRIBUTION), torch.__version__, _installed("triton")]
-
-
-def _installed(name: str) -> Any:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    return [installed_version(DISTRIBUTION), torch.__version__, installed_version("triton")]
