@@ -92,6 +92,7 @@ def run(core: EngineCore, prompts: Sequence[Sequence[int]], num_new: int) -> lis
         for delta in core.step().deltas:
             found[delta.handle] += delta.ids
             assert delta.finish is None or delta.finish.reason == "length", delta.finish
-        core.pages.check(core.scheduler.running)
+        assert core.pages.check_counts(core.scheduler.running)
+        assert core.pages.check_ownership(core.scheduler.running)
     assert not core.has_work
     return list(found.values())

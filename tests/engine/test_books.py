@@ -209,7 +209,8 @@ class Books:
                 continue
             seen = {page for r in running for page in r.pages[g][: r.num_tree_pages] if page}
             assert pages.tree.num_pages(g) - pages.tree.num_free_to_go(g) == len(seen)
-        pages.check(running)
+        assert pages.check_counts(running)
+        assert pages.check_ownership(running)
         if not self.world.flying:
             assert not self.spoilt, "a page of a step that was read is still spoilt"
 

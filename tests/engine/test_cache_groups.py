@@ -142,7 +142,8 @@ def test_prompts_do_not_wait_for_one_anothers_windows(room: int, overlap: bool, 
     for _ in range(1000):
         for delta in core.step().deltas if core.has_work else ():
             found[delta.handle] += delta.ids
-        core.pages.check(core.scheduler.running)
+        assert core.pages.check_counts(core.scheduler.running)
+        assert core.pages.check_ownership(core.scheduler.running)
     assert list(map(len, found)) == [8] * len(asked)
     assert found == [right(folder, *pair) for pair in zip(asked, found, strict=True)]
 

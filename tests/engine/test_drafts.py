@@ -163,7 +163,8 @@ def served(core: EngineCore, submits: Sequence[Submit], every: int = 0) -> dict[
             break
         for delta in core.step().deltas:
             found[delta.handle].append(delta)
-        core.pages.check(core.scheduler.running)
+        assert core.pages.check_counts(core.scheduler.running)
+        assert core.pages.check_ownership(core.scheduler.running)
     assert not core.has_work
     assert core.pages.num_used == 0
     return found

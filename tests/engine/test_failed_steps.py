@@ -111,7 +111,8 @@ def serve(core: EngineCore, loads: Sequence[tuple[list[int], SamplerParams]], **
             if delta.finish is not None:
                 assert delta.handle not in finishes
                 finishes[delta.handle] = delta.finish
-        core.pages.check(core.scheduler.running)
+        assert core.pages.check_counts(core.scheduler.running)
+        assert core.pages.check_ownership(core.scheduler.running)
     assert not core.has_work
     assert core.pages.num_used == 0
     assert core.pages.check_ownership([])

@@ -132,7 +132,8 @@ def test_a_fault_is_repaired_and_the_others_go_on(fault: Callable[[Any], None], 
     assert found
     assert len(found.affected) == num_victims
     end(world, found.affected)
-    world.pages.check(world.scheduler.running)
+    assert world.pages.check_counts(world.scheduler.running)
+    assert world.pages.check_ownership(world.scheduler.running)
     assert not world.pages.repair(world.scheduler.running)
     world.drain()
     assert world.pages.num_used == 0
@@ -151,7 +152,8 @@ def test_any_mix_of_faults_is_repaired_in_one_go(seed: int, faults: list[Callabl
         except (StopIteration, ValueError, IndexError):
             continue  # nobody to do this to in this world
     end(world, world.pages.repair(world.scheduler.running).affected)
-    world.pages.check(world.scheduler.running)
+    assert world.pages.check_counts(world.scheduler.running)
+    assert world.pages.check_ownership(world.scheduler.running)
     world.drain()
     world.pages.flush()
     for own in world.pages.allocators:

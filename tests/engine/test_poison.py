@@ -104,7 +104,8 @@ class Run:
                 self.extras[delta.handle] = [(p.token_id, p.logprob) for p in delta.prompt_logprobs]
             if delta.finish is not None:
                 self.finishes[delta.handle] = delta.finish
-        self.core.pages.check(self.core.scheduler.running)
+        assert self.core.pages.check_counts(self.core.scheduler.running)
+        assert self.core.pages.check_ownership(self.core.scheduler.running)
 
     def drain(self) -> None:
         """Step until all have ended; no page is held or spoilt then."""

@@ -87,7 +87,8 @@ def drive(core: EngineCore, prompts: list[list[int]], num_new: int) -> tuple[lis
         for delta in core.step().deltas:
             tokens[delta.handle] += delta.ids
             ends[delta.handle] = delta.finish or ends.get(delta.handle)
-        core.pages.check(core.scheduler.running)
+        assert core.pages.check_counts(core.scheduler.running)
+        assert core.pages.check_ownership(core.scheduler.running)
     assert not core.has_work
     assert core.pages.check_ownership([])
     return list(tokens.values()), [ends[n] for n in tokens]

@@ -37,7 +37,8 @@ def run(core: EngineCore, asked: dict[int, list[int]], params: SamplerParams = P
     while core.has_work:
         for delta in core.step().deltas:
             found[delta.handle].append(delta)
-        core.pages.check(core.scheduler.running)
+        assert core.pages.check_counts(core.scheduler.running)
+        assert core.pages.check_ownership(core.scheduler.running)
     assert core.stats().num_used_tokens == 0
     return found
 

@@ -78,7 +78,8 @@ class World:
             self.flying.append(plan)
         while len(self.flying) > (self.depth if plan.requests else 0):
             self._settle(self.flying.pop(0))
-        self.pages.check(self.scheduler.running)
+        assert self.pages.check_counts(self.scheduler.running)
+        assert self.pages.check_ownership(self.scheduler.running)
         return plan
 
     def _settle(self, plan: StepPlan) -> None:
@@ -196,7 +197,8 @@ def test_an_abort_gives_everything_back_at_any_stage() -> None:
         world.step()
     for request in requests:
         world.scheduler.end(request)
-        world.pages.check(world.scheduler.running)
+        assert world.pages.check_counts(world.scheduler.running)
+        assert world.pages.check_ownership(world.scheduler.running)
         assert world.scheduler.find(request.handle) is None
     assert world.pages.num_used == 0
 

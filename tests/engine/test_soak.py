@@ -94,7 +94,8 @@ class Soak:
             rid = self.rids[delta.handle]
             self.tokens[rid] += delta.ids
             self.finishes[rid] += [delta.finish] if delta.finish is not None else []
-        self.core.pages.check(self.core.scheduler.running)
+        assert self.core.pages.check_counts(self.core.scheduler.running)
+        assert self.core.pages.check_ownership(self.core.scheduler.running)
 
     def run(self, num: int) -> None:
         """Send so many requests and let all end."""

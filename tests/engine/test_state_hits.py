@@ -55,7 +55,8 @@ class Cache:
             self.books.loaded()
             request.computed_len += num
             self.books.cache_prefix(request)
-            self.books.check([request])
+            assert self.books.check_counts([request])
+            assert self.books.check_ownership([request])
         for token in reply:
             request.ids.append(token)
             if self.books.growing([request]):
@@ -63,7 +64,8 @@ class Cache:
                 self.books.allocate_page(request)
             request.computed_len += 1
         self.books.release(request)
-        self.books.check([])
+        assert self.books.check_counts([])
+        assert self.books.check_ownership([])
         self._seen.update(self._prefixes(prompt + reply))
         return found
 

@@ -64,7 +64,8 @@ class Run:
                 self.pooled[delta.handle] = np.frombuffer(delta.pooled, dtype=np.float32)[0]
             if delta.finish is not None:
                 self.finishes[delta.handle] = delta.finish
-        self.core.pages.check(self.core.scheduler.running)
+        assert self.core.pages.check_counts(self.core.scheduler.running)
+        assert self.core.pages.check_ownership(self.core.scheduler.running)
 
     def drain(self) -> None:
         """Until nothing is left."""

@@ -80,7 +80,8 @@ class Load:
                 if request.finish is not None:
                     self.scheduler.end(request)
                     self.on_end(request)
-            self.scheduler.pages.check(self.scheduler.running)
+            assert self.scheduler.pages.check_counts(self.scheduler.running)
+            assert self.scheduler.pages.check_ownership(self.scheduler.running)
 
 
 def p99(values: Sequence[int]) -> int:
@@ -359,5 +360,5 @@ def test_owners_that_left_are_forgotten() -> None:
     for i in range(5000):
         load.add(f"key-{i}", [1], 1)
         load.run()
-    owners: Owners = load.scheduler.owners(background=False)
+    owners: Owners = load.scheduler.owners[False]
     assert len(owners._known) <= 2 * MIN_KNOWN

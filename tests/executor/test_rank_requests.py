@@ -47,7 +47,8 @@ def answer(core: EngineCore, submits: Sequence[Submit]) -> list[list[TokenDelta]
                 break
             for delta in core.step().deltas:
                 found[delta.handle].append(delta)
-            core.pages.check(core.scheduler.running)
+            assert core.pages.check_counts(core.scheduler.running)
+            assert core.pages.check_ownership(core.scheduler.running)
         assert not core.has_work
     finally:
         core.close()

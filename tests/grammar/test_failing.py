@@ -111,7 +111,8 @@ def run(core: EngineCore, *steps: GrammarOption, company: int = 2) -> list[Token
         if not core.has_work:
             break
         deltas += [delta for delta in core.step().deltas if delta.handle == 0]
-        core.pages.check(core.scheduler.running)
+        assert core.pages.check_counts(core.scheduler.running)
+        assert core.pages.check_ownership(core.scheduler.running)
     return deltas
 
 

@@ -69,7 +69,8 @@ def run(core: EngineCore) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     while core.has_work:
         collect(core.step().deltas, found)
-        core.pages.check(core.scheduler.running)
+        assert core.pages.check_counts(core.scheduler.running)
+        assert core.pages.check_ownership(core.scheduler.running)
     return found
 
 
@@ -117,7 +118,8 @@ def test_a_grammar_that_comes_late_changes_nothing_but_the_time(
     found: dict[str, list[int]] = {}
     for _ in range(5):
         collect(core.step().deltas, found)
-        core.pages.check(core.scheduler.running)
+        assert core.pages.check_counts(core.scheduler.running)
+        assert core.pages.check_ownership(core.scheduler.running)
     assert "g" not in found
     [request] = [r for r in core.scheduler.running if r.rid == "g"]
     assert request.computed_len == length - 1  # the rest is done while it waits
@@ -148,7 +150,8 @@ def test_a_grammar_that_is_refused_late_ends_its_request_alone(
     deltas: list[TokenDelta] = []
     while core.has_work:
         deltas += core.step().deltas
-        core.pages.check(core.scheduler.running)
+        assert core.pages.check_counts(core.scheduler.running)
+        assert core.pages.check_ownership(core.scheduler.running)
     [end] = [delta.finish for delta in deltas if NAMES[delta.handle] == "g"]
     assert end is not None
     assert end.code == "invalid_grammar"

@@ -122,7 +122,8 @@ def run(core: EngineCore, prompts: Sequence[list[int]], num_new: int, **params: 
             outcome.cached = max(outcome.cached, delta.cached_tokens)
             outcome.retractions = max(outcome.retractions, delta.num_retractions)
             assert delta.finish is None or delta.finish.reason == "length", delta.finish
-        core.pages.check(core.scheduler.running)
+        assert core.pages.check_counts(core.scheduler.running)
+        assert core.pages.check_ownership(core.scheduler.running)
     assert not core.has_work
     return outcome
 

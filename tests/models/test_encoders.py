@@ -172,7 +172,8 @@ def test_nothing_is_cached(tmp_path: Path) -> None:
         core.handle(Submit(rid="", handle=handle, prompt_ids=prompt, params=PARAMS, pool="mean"))
         [delta] = core.step().deltas
         assert (delta.cached_tokens, core.stats().num_used_tokens) == (0, 0)
-    core.pages.check(core.scheduler.running)
+    assert core.pages.check_counts(core.scheduler.running)
+    assert core.pages.check_ownership(core.scheduler.running)
     assert core.pages.check_counts([])
     assert core.pages.check_ownership([])
     assert not core.pages.repair([])

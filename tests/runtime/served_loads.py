@@ -147,7 +147,8 @@ def serve(core: EngineCore, asked: Sequence[Load], *, patience: int = 0, every: 
             told = [*(delta.logprobs or ()), *(delta.prompt_logprobs or ())]
             extras[delta.handle] += [(p.token_id, round(p.logprob or 0, 3)) for p in told]
             finishes[delta.handle] = delta.finish or finishes[delta.handle]
-        core.pages.check(core.scheduler.running)
+        assert core.pages.check_counts(core.scheduler.running)
+        assert core.pages.check_ownership(core.scheduler.running)
     assert not core.has_work
     assert core.pages.check_ownership([])
     assert all(finish is not None and finish.reason != "abort" for finish in finishes), finishes

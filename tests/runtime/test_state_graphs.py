@@ -82,7 +82,8 @@ def serve(core: EngineCore, turns: Sequence[Sequence[list[int]]]) -> dict[int, l
         while core.has_work:
             for delta in core.step().deltas:
                 found.setdefault(delta.handle, []).append((delta.ids, delta.logprobs, delta.cached_tokens))
-            core.pages.check(core.scheduler.running)
+            assert core.pages.check_counts(core.scheduler.running)
+            assert core.pages.check_ownership(core.scheduler.running)
     return found
 
 

@@ -388,21 +388,6 @@ class KVCacheManager:
         own = (r.pages[group][r.num_tree_pages :] for r in running)
         return (page for page in itertools.chain.from_iterable(own) if page)
 
-    def check(self, running: Sequence[EngineRequest]) -> None:
-        """Verify that every page has one owner.
-
-        Raises:
-            RuntimeError: Pages were lost or doubled; the message has the counts.
-        """
-        for g, allocator in enumerate(self.allocators):
-            held, cached = list(self.held(running, g)), self.tree.num_pages(g)
-            total = allocator.num_free + cached + len(held)
-            if total != allocator.num_pages or len(held) != self.num_held[g] or len(set(held)) != len(held):
-                raise RuntimeError(
-                    f"page accounting of group {g}: {allocator.num_free} free + {cached} cached + {len(held)} held "
-                    f"(counted {self.num_held[g]}) is not {allocator.num_pages}"
-                )
-
     def check_counts(self, running: Sequence[EngineRequest]) -> bool:
         """Whether the counts agree: cheap, and enough to notice a page that was lost or taken twice."""
         for g, allocator in enumerate(self.allocators):
