@@ -97,7 +97,7 @@ def test_a_rank_holds_what_is_planned(
     [architecture] = json.loads((tmp_path / "config.json").read_text())["architectures"]
     core = make_core(tmp_path, architecture, tensor_parallel_size=4, expert_parallel=is_whole)
     group: Any = core.executor
-    held = group.local.runner.weight_bytes
+    held = group.runner.weight_bytes
     core.close()
     flags = [
         "--device",

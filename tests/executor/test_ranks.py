@@ -230,7 +230,7 @@ def test_a_step_that_fails_on_all_ranks_is_a_step_that_failed(tmp_path: Path, mo
     core = make_core(folder, "LlamaForCausalLM", tensor_parallel_size=2)
     group: Any = core.executor
     failing: set[bool] = set()
-    forward = type(group.local.runner.model).forward
+    forward = type(group.runner.model).forward
     main = threading.get_ident()
 
     def forward_or_fail(self: Any, *args: Any) -> Any:
@@ -244,7 +244,7 @@ def test_a_step_that_fails_on_all_ranks_is_a_step_that_failed(tmp_path: Path, mo
 
     join = Parallel.join
     monkeypatch.setattr(Parallel, "join", joined)
-    monkeypatch.setattr(type(group.local.runner.model), "forward", forward_or_fail)
+    monkeypatch.setattr(type(group.runner.model), "forward", forward_or_fail)
     steps: list[Any] = []
     launched = group.launch
 

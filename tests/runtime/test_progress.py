@@ -146,7 +146,7 @@ def test_ranks_wait_for_a_device_as_long_as_its_layers_pass(moves: bool, monkeyp
     clock = SimpleNamespace(monotonic=lambda: looks[0] / 100, sleep=lambda _: None)
     monkeypatch.setattr(group_executor, "time", clock)
 
-    class Local:
+    class Waiting(GroupExecutor):
         @property
         def progress(self) -> int:
             return looks[0] if moves else 0
@@ -155,8 +155,7 @@ def test_ranks_wait_for_a_device_as_long_as_its_layers_pass(moves: bool, monkeyp
             looks[0] += 1
             return looks[0] > 90
 
-    group: Any = object.__new__(GroupExecutor)
-    group.local = Local()
+    group: Any = object.__new__(Waiting)
     group._ranks = SimpleNamespace(limit_s=0.3, find_trouble=lambda: None, failed_rank=RankError)
     if moves:
         group._wait_for_device()

@@ -43,10 +43,9 @@ def make_engine(settings: EngineSettings, plugins: LoadedPlugins, hang_s: float 
         tokenizer = EarlyTokenizer(path, lambda: Tokenizer.of_files(path, texts), lists=texts.stored is None)
     _preload_grammars(plugins)
     ends = end_ids(folder.texts)
-    executor: GroupExecutor | LocalExecutor
     if settings.tensor_parallel_size > 1:
         limit_s = STEP_S if hang_s is None else EARLY * hang_s
-        executor = GroupExecutor(settings, plugins, limit_s=limit_s)
+        executor: LocalExecutor = GroupExecutor(settings, plugins, limit_s=limit_s)
     else:
         executor = LocalExecutor(settings, plugins)
     core = EngineCore(settings, plugins, executor, tokenizer, eos_ids=ends)

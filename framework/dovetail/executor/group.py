@@ -14,9 +14,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +45,7 @@ from dovetail.executor.rank_messages import (
 )
 from dovetail.messages import KernelUse, ProfileSpec
 from dovetail.messages.executor import ProfileError, StepError
-from dovetail.messages.step import DecodeGraph, ExecutorInfo, GraphKey, PrepareResult, StepInput, StepLate, StepOutput
+from dovetail.messages.step import DecodeGraph, GraphKey, PrepareResult, StepInput, StepLate, StepOutput
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.kinds import KINDS
 from dovetail.runtime.device.devices import find_device
@@ -51,6 +53,8 @@ from dovetail.runtime.memory.checks import check_equal
 from dovetail.runtime.memory.plan import DeviceBytes, MemoryPlan
 from dovetail.runtime.ranks import Rank, communicator, parallel_of
 from dovetail.runtime.start.capture import start_seconds
+
+T = TypeVar("T")
 
 LOAD_S = 1800.0
 """What a rank may take to load its share."""
@@ -61,8 +65,8 @@ STEP_S = 60.0
 LOOK_S = 0.05
 
 
-class GroupExecutor:
-    """See `Executor`."""
+class GroupExecutor(LocalExecutor):
+    """The first rank: does what a local one does, and has all others do the same."""
 
     def __init__(
         self,
@@ -90,7 +94,7 @@ class GroupExecutor:
         self._ranks = RankFollowers(start, limit_s)
         self._links = communicator(settings, 0, find_device(settings, plugins))
         try:
-            self.local = LocalExecutor(settings, plugins, Rank(parallel_of(settings, self._links), self, self._links))
+            super().__init__(settings, plugins, Rank(parallel_of(settings, self._links), self, self._links))
             self._ranks.all_done(LOAD_S)
             self._prepare_some()
         except BaseException:
@@ -155,51 +159,36 @@ class GroupExecutor:
 
     # ---- steps
 
-    @property
-    def info(self) -> ExecutorInfo:
-        """See `Executor`; weights and cache are those of this rank."""
-        return self.local.info
-
-    @property
-    def progress(self) -> int:
-        """See `Executor`; of this rank, which waits for the others in every layer."""
-        return self.local.progress
-
     def launch(self, step: StepInput) -> None:
         """See `Executor`."""
         self._ranks.send(Launch(step))
-        self._together(lambda: self.local.launch(step))
+        self._together(partial(super().launch, step))
 
     def masks(self, num: int) -> npt.NDArray[np.int32]:
         """See `Executor`."""
-        self._lent = self.local.masks(num)
+        self._lent = super().masks(num)
         return self._lent
 
     def choose(self, late: StepLate) -> None:
         """See `Executor`."""
         num = int((late.mask_of >= 0).sum())
         self._ranks.send(Choose(late, self._lent[:num]))
-        self._together(lambda: self.local.choose(late))
-
-    def is_computing(self) -> bool:
-        """See `Executor`."""
-        return self.local.is_computing()
+        self._together(partial(super().choose, late))
 
     def read(self) -> StepOutput:
         """See `Executor`."""
         self._ranks.send(Read())
         self._wait_for_device()
-        found: list[StepOutput] = []
-        self._together(lambda: found.append(self.local.read()), is_answered=True)
+        found = self._together(super().read, is_answered=True)
         failed = [done.failure for done in self._ranks.all_done()]
         if any(failed):
             raise RankError(f"ranks came apart: {_list([None, *failed])}")
-        return found[0]
+        return found
 
     def prepare(self, key: GraphKey | None = None) -> PrepareResult:
         """See `Executor`."""
         self._ranks.send(Prepare(key) if isinstance(key, DecodeGraph) else Prepare(prefill=key))
-        found = self.local.prepare(key)
+        found = super().prepare(key)
         self._ranks.all_done()
         return found
 
@@ -207,7 +196,7 @@ class GroupExecutor:
         """See `Executor`."""
         self._ranks.check()
 
-    def _together(self, work: Callable[[], object], *, is_answered: bool = False) -> None:
+    def _together(self, work: Callable[[], T], *, is_answered: bool = False) -> T:
         """Do what the others were told to do, and answer if it `is_answered`.
 
         Raises:
@@ -215,7 +204,7 @@ class GroupExecutor:
             RankError: A rank has ended, or some failed and others did not.
         """
         try:
-            work()
+            return work()
         except StepError as failure:
             if self._links.is_broken:
                 raise self._ranks.failed_rank(failure.text) from failure
@@ -235,7 +224,7 @@ class GroupExecutor:
         """
         started = looked = time.monotonic()
         progress = self.progress
-        while not self.local.is_readable():
+        while not self.is_readable():
             now = time.monotonic()
             if self.progress != progress:
                 progress, started = self.progress, now
@@ -248,14 +237,10 @@ class GroupExecutor:
 
     # ---- profiles
 
-    def device_memory(self) -> tuple[int, int]:
-        """See `Executor`."""
-        return self.local.device_memory()
-
     def start_profile(self, spec: ProfileSpec) -> None:
         """See `Executor`. Where one rank cannot, none does."""
         try:
-            self._profile(StartProfile(spec), lambda: self.local.start_profile(spec))
+            self._on_all(StartProfile(spec), partial(super().start_profile, spec))
         except ProfileError:
             with contextlib.suppress(ProfileError):
                 self.stop_profile()
@@ -263,9 +248,9 @@ class GroupExecutor:
 
     def stop_profile(self) -> list[str]:
         """See `Executor`."""
-        return self._profile(StopProfile(), self.local.stop_profile)
+        return self._on_all(StopProfile(), super().stop_profile)
 
-    def _profile(self, command: Command, work: Callable[[], list[str] | None]) -> list[str]:
+    def _on_all(self, command: Command, work: Callable[[], list[str] | None]) -> list[str]:
         """Do it on all ranks; one that fails alone is no reason to end.
 
         Raises:

@@ -26,6 +26,7 @@ from dovetail.messages.step import (
 )
 from dovetail.plugins import LoadedPlugins
 from dovetail.runtime.device.devices import device_of
+from dovetail.runtime.memory.estimates import image_token_bytes
 from dovetail.runtime.memory.plan import chunk_size
 from dovetail.runtime.profiling import TorchProfile
 from dovetail.runtime.ranks import ALONE, Rank
@@ -61,7 +62,7 @@ class LocalExecutor:
             device=str(runner.device),
             vocab_size=runner.config.vocab_size,
             hidden_size=runner.config.hidden_size,
-            context_len=runner.context_len,
+            context_len=runner.memory_plan.context_len,
             page_size=runner.pool.page_size,
             num_pages=tuple(size - 1 for size in runner.pool.sizes),
             reaches=tuple(runner.pool.reaches),
@@ -81,15 +82,9 @@ class LocalExecutor:
             kept_masks=runner.masks.num_kept,
             max_image_patches=runner.memory_plan.image_patches,
             timed_patches=runner.timed_patches,
-            image_token_bytes=self._image_token_bytes(),
+            image_token_bytes=image_token_bytes(runner.config, runner.dtype.itemsize),
             cuts_images=not any(spec.spans for spec in runner.config.layers),
         )
-
-    def _image_token_bytes(self) -> int:
-        config = self.runner.config
-        if config.vision is None:
-            return 0
-        return (1 + config.vision.num_added) * config.hidden_size * self.runner.dtype.itemsize
 
     @property
     def progress(self) -> int:

@@ -55,11 +55,7 @@ def group_token_bytes(group: CacheGroup, item_bytes: int) -> int:
 
 
 def _state_bytes(tensors: Sequence[CacheTensor], item_bytes: int) -> int:
-    return sum(math.prod(tensor.shape) * _item_bytes(tensor, item_bytes) for tensor in tensors)
-
-
-def _item_bytes(tensor: CacheTensor, item_bytes: int) -> int:
-    return item_bytes if tensor.dtype is None else DTYPE_BYTES[tensor.dtype]
+    return sum(math.prod(t.shape) * (item_bytes if t.dtype is None else DTYPE_BYTES[t.dtype]) for t in tensors)
 
 
 def activation_bytes(config: ModelConfig, item_bytes: int, tokens: int) -> int:
@@ -102,11 +98,16 @@ def _attention_width(spec: LayerSpec) -> int:
     return 2 * (keys * spec.qk_dim + spec.num_kv_heads * spec.v_dim) + spec.num_qo_heads * spec.v_dim
 
 
+def image_token_bytes(config: ModelConfig, item_bytes: int) -> int:
+    """Bytes of the tower's output for a token of an image; 0: the model reads text only."""
+    return 0 if config.vision is None else (1 + config.vision.num_added) * config.hidden_size * item_bytes
+
+
 def image_bytes(config: ModelConfig, item_bytes: int, patches: int, tokens: int) -> int:
     """Estimate what images need, of so many patches each, in a chunk of so many tokens; see the top of this file."""
     if (seen := config.vision) is None:
         return 0
-    of_token = (1 + seen.num_added) * config.hidden_size * item_bytes
+    of_token = image_token_bytes(config, item_bytes)
     kept = max(MAX_IMAGE_BYTES, patches // seen.patches_per_token * of_token)
     return kept + tokens * of_token + tower_bytes(seen, item_bytes, patches)
 
@@ -120,11 +121,6 @@ def tower_bytes(seen: VisionPart, item_bytes: int, patches: int) -> int:
 def sampling_bytes(config: ModelConfig, item_bytes: int, rows: int) -> int:
     """Estimate what sampling so many rows needs; see the top of this file."""
     return rows * config.vocab_size * (item_bytes + 4 * SAMPLER_COPIES)
-
-
-def penalty_bytes(config: ModelConfig, rows: int) -> int:
-    """What counting the tokens of so many requests with penalties takes; see the top of this file."""
-    return rows * config.vocab_size * 5
 
 
 def graph_bytes(
@@ -141,5 +137,5 @@ def graph_bytes(
 
 def step_bytes(config: ModelConfig, item_bytes: int, tokens: int, rows: int, places: int) -> int:
     """Estimate what a step needs: so many tokens of so many requests, with `places` where a token is drawn."""
-    sampling = sampling_bytes(config, item_bytes, places) + penalty_bytes(config, rows)
+    sampling = sampling_bytes(config, item_bytes, places) + 5 * rows * config.vocab_size  # counts for penalties
     return activation_bytes(config, item_bytes, tokens) + fold_bytes(config, item_bytes, rows, rows) + sampling
