@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from dovetail.messages import SamplerParams
 from dovetail.messages.step import Admit
 from dovetail.runtime.device.device_state import DeviceState, SampleRow
+from dovetail.runtime.device.penalties import TokenCounts
 from dovetail.runtime.sampling import sampler
 from dovetail.runtime.sampling.sampler import FloatScratch, Masked, SampleBatch, Sampled
 
@@ -45,11 +47,21 @@ def batch_of(rows: Sequence[Row]) -> SampleBatch:
     )
 
 
+@cache
+def _counts(vocab_size: int) -> TokenCounts:
+    return TokenCounts(vocab_size, torch.device("cpu"))
+
+
+def counts_of(logits: Tensor) -> TokenCounts:
+    """Return the table of counts of all rows with so large a vocabulary."""
+    return _counts(logits.shape[-1])
+
+
 def sample(
     logits: Tensor, rows: Sequence[Row], masked: Masked | None = None, scratch: FloatScratch | None = None
 ) -> Sampled:
     """Sample a token for each row, and count it."""
-    sampled = sampler.sample(logits, batch_of(rows), masked, scratch=scratch)
+    sampled = sampler.sample(logits, batch_of(rows), counts_of(logits), masked, scratch)
     for row in rows:
         row.num_output += 1
     return sampled

@@ -80,7 +80,7 @@ class Batch:
         batch = SampleBatch(rows=rows, params=state.params, at=at, positions=state.positions(at), is_banning=True)
         tokens = self.buffer.mask_of(self.lines)
         masked = Masked(tokens, torch.from_numpy(self.ends_only).to(DEVICE)) if tokens else None
-        found = sampler.sample(logits[: self.num], batch, masked, self.counts)
+        found = sampler.sample(logits[: self.num], batch, self.counts, masked)
         return found.ids.tolist(), found.logprobs.read() if found.logprobs else []
 
     def by_graph(self, logits: torch.Tensor) -> tuple[list[int], Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rows import Row, batch_of, sample
+from rows import Row, batch_of, counts_of, sample
 
 from dovetail.messages import SamplerParams
 from dovetail.messages.step import Admit
@@ -129,7 +129,7 @@ def test_penalties_and_bias_equal_the_reference() -> None:
     ]
     outputs = [[], [], []]  # type: list[list[int]]
     for step in range(6):
-        adjusted = adjust(x.clone(), batch_of(rows))
+        adjusted = adjust(x.clone(), batch_of(rows), counts_of(x))
         for i, r in enumerate(rows):
             want = x[i].double().clone()
             p = r.params
@@ -272,4 +272,4 @@ def test_a_row_forgets_the_stop_ids_of_whoever_had_it() -> None:
     batch = batch_of([row(temperature=0)])
     batch = replace(batch, rows=params.rows[:1], params=params, is_banning=True)
     x = torch.zeros(1, V)
-    assert torch.equal(adjust(x, batch), x)
+    assert torch.equal(adjust(x, batch, counts_of(x)), x)

@@ -97,7 +97,8 @@ class Pooler:
             row, stop = int(step.rows[at]), int(ends[at])
             kind, first = self._kinds.get(row), stop - int(step.num_new[at])
             if kind == "mean":
-                self._add(row, hidden[first:stop], is_first=step.start[at] == 0)
+                total = hidden[first:stop].sum(0, dtype=torch.float64)
+                self._sums[row] = total if step.start[at] == 0 else self._sums[row] + total
             elif kind == "first" and step.start[at] == 0:
                 self._sums[row] = hidden[first].clone()
             if step.task[at] == POOL:
@@ -107,10 +108,6 @@ class Pooler:
             scores = self._classify(torch.stack([state for _, state in found]).to(hidden.dtype))
             found = [(at, own) for (at, _), own in zip(found, scores, strict=True)]
         return [(at, state.to(torch.float32)) for at, state in found]
-
-    def _add(self, row: int, hidden: Tensor, *, is_first: bool) -> None:
-        total = hidden.sum(0, dtype=torch.float64)
-        self._sums[row] = total if is_first else self._sums[row] + total
 
 
 LOGIT_ROWS = 256
@@ -290,7 +287,7 @@ class Stepper:
                 is_banning=part.is_banning,
             )
             sampled = sample(
-                part.logits, batch, masked, self._counts, self._scratch, self._processors, self._kernels.draw
+                part.logits, batch, self._counts, masked, self._scratch, self._processors, self._kernels.draw
             )
             if part.positions is None:
                 self._state.set_next(part.rows, sampled.ids)

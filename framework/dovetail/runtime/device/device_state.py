@@ -41,7 +41,6 @@ class SampleRow:
     """What the host has to know of a row to sample it. `ids` are those so far, prompt first, if they are counted."""
 
     params: SamplerParams
-    seed: int = 0
     num_prompt: int = 0
     stop_ids: tuple[int, ...] = ()
     ids: tuple[int, ...] = ()
@@ -140,7 +139,7 @@ class RowParams:
     def admit(self, admit: Admit) -> None:
         """A request takes a row."""
         self.rows[admit.row].release()
-        self.rows[admit.row] = SampleRow(admit.params, admit.seed, admit.num_prompt, admit.stop_ids, admit.history)
+        self.rows[admit.row] = SampleRow(admit.params, admit.num_prompt, admit.stop_ids, admit.history)
         self.version += 1
         self._changed[admit.row] = admit
 
@@ -215,28 +214,15 @@ Places = npt.NDArray[np.integer]
 NO_LONGS: Longs = np.empty(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """What a step changes of the device rows, as one array: packed on the host, to be sent and written at once.
+def pack(places: Longs, pages: Ints, cleared: Sequence[Ints], admits: Sequence[Admit]) -> Longs:
+    """Pack what a step changes of the device rows, to be sent and written at once.
 
-    E page table entries, C rows that are cleared, A requests that take rows.
+    E page table entries at `places` `[E]`, C rows that are cleared, A requests that take rows.
 
-    Attributes:
-        packed: `[2 E + C + A (1 + F + N)]` places in the page tables and their pages; rows that are cleared; rows that
-            are taken, and by name the bits of their float32 `FLOATS` and their `NUMBERS`.
-        num_entries: E.
-        num_cleared: C.
-        num_admits: A.
+    Returns:
+        `[2 E + C + A (1 + F + N)]` places in the page tables and their pages; rows that are cleared; rows that are
+        taken, and by name the bits of their float32 `FLOATS` and their `NUMBERS`.
     """
-
-    packed: Longs
-    num_entries: int
-    num_cleared: int
-    num_admits: int
-
-
-def pack(places: Longs, pages: Ints, cleared: Sequence[Ints], admits: Sequence[Admit]) -> Changes:
-    """Pack entries at `places` `[E]`, rows that are cleared, and the parameters of requests that take rows."""
     parts: list[npt.NDArray[np.integer]] = [places, pages, *cleared]
     if admits:
         params = [admit.params for admit in admits]
@@ -252,9 +238,9 @@ def pack(places: Longs, pages: Ints, cleared: Sequence[Ints], admits: Sequence[A
             [NOTHING if p.logprobs is None else p.logprobs for p in params],
             [len(p.logit_bias) if len(p.logit_bias) <= MAX_BIAS else 0 for p in params],
         ]
-        rows = np.array([[admit.row for admit in admits]])
-        parts += [rows.ravel(), floats.astype(np.float32).view(np.int32).ravel(), np.array(numbers).ravel()]
-    return Changes(np.concatenate(parts, dtype=np.int64), len(places), sum(map(len, cleared)), len(admits))
+        rows = np.array([admit.row for admit in admits])
+        parts += [rows, floats.astype(np.float32).view(np.int32).ravel(), np.array(numbers).ravel()]
+    return np.concatenate(parts, dtype=np.int64)
 
 
 class DeviceState:
@@ -341,11 +327,11 @@ class DeviceState:
         if self._entries or self._cleared or admits:
             # An entry that has changed twice is sent twice, and as what it is by now.
             places = np.concatenate(self._entries) if self._entries else NO_LONGS
-            changes = pack(places, self.pages.reshape(-1)[places], self._cleared, admits)
-            sent = to_device(torch.from_numpy(changes.packed), self.device)
+            packed = pack(places, self.pages.reshape(-1)[places], self._cleared, admits)
+            sent = to_device(torch.from_numpy(packed), self.device)
             self._write_changes(
                 sent, self._tables, self.next_ids, self.seq_lens, self.params.floats, self.params.numbers,
-                changes.num_entries, changes.num_cleared, changes.num_admits,
+                len(places), sum(map(len, self._cleared)), len(admits),
             )  # fmt: skip
             self._entries, self._cleared = [], []
             self.params.sent()

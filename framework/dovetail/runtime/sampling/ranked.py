@@ -5,7 +5,7 @@ N rows that ask for them, W most top_ids, M most tokens that a row names, V voca
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,22 +30,20 @@ class RankedLogprobs:
         named_ids: Tokens that each of these rows names, or nothing where none does.
     """
 
-    packed: InitVar[Tensor]
+    packed: Tensor
     lines: list[int]
     rows: list[int]
     num_top: list[int]
     width: int
     named_ids: list[tuple[int, ...]]
-    _host: Tensor = field(init=False)
 
-    def __post_init__(self, packed: Tensor) -> None:
+    def __post_init__(self) -> None:
         """Begin to copy."""
-        self._host = to_host(packed)
+        self.packed = to_host(self.packed)
 
     def read(self) -> list[TokenLogprob]:
         """Return one entry per entry of `rows`, once the device has come that far."""
-        host = self._host
-        width, most = self.width, max(self.num_top)
+        host, width, most = self.packed, self.width, max(self.num_top)
         numbers = host.view(torch.float32)
         chosen, top_ids = host[:, 0].tolist(), host[:, 2 + width : 2 + width + most].tolist()
         values, named = numbers[:, 1 : 2 + most].tolist(), numbers[:, 2 + 2 * width :].tolist()

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from dovetail.messages.step import StepInput
 from dovetail.plugins import LoadedPlugins
 from dovetail.plugins.loader import describe
 from dovetail.runtime.device.device_state import RowParams, SampleRow
-from dovetail.runtime.device.penalties import TokenCounts, penalize
+from dovetail.runtime.device.penalties import History, TokenCounts, penalize
 from dovetail.runtime.device.upload import upload
 from dovetail.runtime.sampling.masks import TokenMask
 from dovetail.runtime.sampling.ranked import RankedLogprobs, rank_logprobs
@@ -74,7 +74,7 @@ class Processors:
                 taken = self._rows[admit.row] = []
             for name, given in admit.params.processors.items():
                 processor = self._loaded[name]
-                processor.admit(admit.row, params_of(type(processor), given), admit.history, admit.num_prompt)
+                processor.admit(admit.row, processor.Params(**given), admit.history, admit.num_prompt)
                 taken.append(name)  # a row that was not taken is not given back
 
     def groups(self, rows: Sequence[SampleRow]) -> dict[str, list[int]]:
@@ -102,11 +102,6 @@ class Processors:
         for name, wanted in groups.items():
             index = upload(wanted, torch.int64, ids.device)
             self._loaded[name].drawn(LogitsRows(at[index], positions[index]), ids[index])
-
-
-def params_of(plugin: type[LogitsProcessor], given: Mapping[str, Any]) -> Any:
-    """Make a processor's `Params` of what a request said, which was checked when it came in."""
-    return plugin.Params(**given)
 
 
 class Masked(NamedTuple):
@@ -147,8 +142,8 @@ class Sampled:
 def sample(
     logits: Tensor,
     batch: SampleBatch,
+    counts: TokenCounts,
     masked: Masked | None = None,
-    counts: TokenCounts | None = None,
     scratch: FloatScratch | None = None,
     processors: Processors | None = None,
     draw: Kernel = PLAIN_STEP.draw,
@@ -159,7 +154,7 @@ def sample(
         logits: `[R, V]`, any float dtype; not changed.
         batch: The rows.
         masked: What constrained rows may say.
-        counts: Where rows with penalties that are new get their history; a table of their own if not given.
+        counts: Where all rows with penalties have their history; those that are new get one.
         scratch: Where the logits are widened; memory of their own if not given.
         processors: Those that rows may ask for.
         draw: Kernel of the operation.
@@ -170,13 +165,13 @@ def sample(
     # Masks need no copy of logits that are a copy already, unless log probabilities are to come from them.
     in_place = masked is not None and raw is not logits and all(row.params.logprobs is None for row in rows)
     in_place = in_place and not asked
-    adjusted = adjust(raw, batch, masked, counts, in_place=in_place)
+    adjusted = adjust(raw, batch, counts, masked, in_place=in_place)
     top, greedy = _best(raw)
     non_finite = ~torch.isfinite(top)
     if asked and processors is not None:
         processed = processors.apply(raw, asked, batch.at, batch.positions)
         non_finite |= ~(_best(processed)[0] < math.inf)  # NaN is not, either
-        processed = adjust(processed, batch, masked, counts)
+        processed = adjust(processed, batch, counts, masked)
         # Where a processor leaves nothing to say, its step goes without it.
         adjusted = torch.where(_best(processed)[0][:, None] == -math.inf, adjusted, processed)
     if in_place and masked is not None:
@@ -192,7 +187,7 @@ def sample(
         params = batch.params.draw_params(batch.at[index], batch.positions[index])
         chosen = draw(adjusted[index], greedy[index], *params.tensors())
         ids = greedy.index_copy(0, index, chosen)
-    count(ids, rows)
+    count(ids, rows, counts)
     if asked and processors is not None:
         processors.drawn(ids, asked, batch.at, batch.positions)
     return Sampled(ids, non_finite, token_logprobs(raw, ids, rows))
@@ -223,31 +218,31 @@ def _best(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def adjust(
-    raw: Tensor,
-    batch: SampleBatch,
-    masked: Masked | None = None,
-    counts: TokenCounts | None = None,
-    *,
-    in_place: bool = False,
+    raw: Tensor, batch: SampleBatch, counts: TokenCounts, masked: Masked | None = None, *, in_place: bool = False
 ) -> Tensor:
     """Apply mask, penalties, bias and minimum length; returns `raw` itself if no row asks for any.
 
     With `in_place` the mask is applied to `raw`.
     """
     rows = batch.rows
-    remember(rows, batch.at, batch.params, counts or TokenCounts(raw.shape[-1], raw.device))
+    remember(rows, batch.at, batch.params, counts)
     out = raw
     if masked is not None:
         out = raw if in_place else raw.clone()
         masked.tokens.apply(out)
-    for group in _by_table(rows):
+    if counted := _counted(rows):
         if out is raw:
             out = raw.clone()
-        index = upload(group, torch.int64, raw.device)
-        histories = [history for i in group if (history := rows[i].history) is not None]
-        out.index_copy_(0, index, penalize(out[index], histories, [rows[i].params for i in group]))
+        index = upload([i for i, _ in counted], torch.int64, raw.device)
+        histories = [history for _, history in counted]
+        out.index_copy_(0, index, penalize(out[index], histories, [rows[i].params for i, _ in counted]))
     bias = [(i, token, value) for i, row in enumerate(rows) for token, value in (row.params.logit_bias or {}).items()]
-    out = _add(out, raw, bias)
+    if bias:
+        if out is raw:
+            out = raw.clone()
+        lines, tokens, values = zip(*bias, strict=True)
+        where = upload([*lines, *tokens], torch.int64, raw.device).view(2, -1)
+        out.index_put_((where[0], where[1]), upload(values, torch.float32, raw.device), accumulate=True)
     if not batch.is_banning:
         return out
     return _ban(raw.clone() if out is raw else out, batch, None if masked is None else masked.ends_only)
@@ -263,18 +258,6 @@ def _ban(out: Tensor, batch: SampleBatch, ends_only: Tensor | None) -> Tensor:
     return out.scatter_add_(1, stops.clamp(min=0), added)
 
 
-def _add(out: Tensor, raw: Tensor, changes: list[tuple[int, int, float]]) -> Tensor:
-    """Add to logits by (row, token, value), in place unless `out` is still `raw`."""
-    if not changes:
-        return out
-    if out is raw:
-        out = raw.clone()
-    rows, tokens, values = zip(*changes, strict=True)
-    where = upload([*rows, *tokens], torch.int64, raw.device).view(2, -1)
-    out.index_put_((where[0], where[1]), upload(values, torch.float32, raw.device), accumulate=True)
-    return out
-
-
 def remember(rows: list[SampleRow], at: Tensor, params: RowParams, counts: TokenCounts) -> None:
     """Give every row with penalties its history; `at` `[R]` are the device rows."""
     new: list[tuple[int, int]] = []
@@ -287,21 +270,16 @@ def remember(rows: list[SampleRow], at: Tensor, params: RowParams, counts: Token
         params.slots.index_copy_(0, at[index], slots)
 
 
-def _by_table(rows: list[SampleRow]) -> list[list[int]]:
-    """Rows with penalties, by the table that they are in: one table, in an engine."""
-    groups: dict[int, list[int]] = {}
-    for i, row in enumerate(rows):
-        if row.history is not None:
-            groups.setdefault(id(row.history.table), []).append(i)
-    return list(groups.values())
+def _counted(rows: list[SampleRow]) -> list[tuple[int, History]]:
+    """Rows whose tokens are counted, and where."""
+    return [(i, row.history) for i, row in enumerate(rows) if row.history is not None]
 
 
-def count(ids: Tensor, rows: list[SampleRow]) -> None:
+def count(ids: Tensor, rows: list[SampleRow], counts: TokenCounts) -> None:
     """Note that each row got its token of `ids` `[R]`."""
-    for group in _by_table(rows):
-        chosen = ids if len(group) == len(rows) else ids[upload(group, torch.int64, ids.device)]
-        histories = [history for i in group if (history := rows[i].history) is not None]
-        histories[0].table.add([history.slot for history in histories], chosen)
+    if counted := _counted(rows):
+        chosen = ids if len(counted) == len(rows) else ids[upload([i for i, _ in counted], torch.int64, ids.device)]
+        counts.add([history.slot for _, history in counted], chosen)
 
 
 def token_logprobs(raw: Tensor, ids: Tensor, rows: list[SampleRow]) -> RankedLogprobs | None:
