@@ -6,6 +6,7 @@ The server's settings class extends this one; the offline `LLM` takes the same n
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -41,25 +42,16 @@ def none_word(value: object) -> object:
     return value
 
 
-def cache_word(value: object) -> object:
-    """Accept vLLM's and SGLang's other names for `fp8`."""
-    return {"fp8_e4m3": "fp8", "float8_e4m3fn": "fp8"}.get(value, value) if isinstance(value, str) else value
-
-
-def state_word(value: object) -> object:
-    """Accept vLLM's name for the default."""
-    return "float32" if value == "auto" else value
-
-
-def task_word(value: object) -> object:
-    """Accept `auto` for no task, and SGLang's name for `embed`."""
-    return {"auto": None, "embedding": "embed"}.get(value, value) if isinstance(value, str) else value
+def spelled(names: Mapping[str, str | None]) -> BeforeValidator:
+    """Accept other names of values, such as other servers'."""
+    return BeforeValidator(lambda value: names.get(value, value) if isinstance(value, str) else value)
 
 
 Tokens = Annotated[int, BeforeValidator(parse_tokens)]
 Names = Annotated[list[str], NoDecode, BeforeValidator(given_names)]
 Devices = Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(parse_list)]
-StateDtype = Annotated[Literal["float32", "bfloat16", "float16"], BeforeValidator(state_word)]
+CacheDtype = Annotated[Literal["auto", "fp8", "int8"], spelled({"fp8_e4m3": "fp8", "float8_e4m3fn": "fp8"})]
+StateDtype = Annotated[Literal["float32", "bfloat16", "float16"], spelled({"auto": "float32"})]
 Seconds = Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)]
 
 
@@ -145,7 +137,7 @@ class EngineSettings(Settings):
     """SGLang's form of --expert-parallel: equal to --tensor-parallel-size for whole experts, or 1."""
     page_size: int = setting(16, "block-size", ge=1, le=1024)
     """Tokens per page of the KV cache."""
-    kv_cache_dtype: Annotated[Literal["auto", "fp8", "int8"], BeforeValidator(cache_word)] = setting("auto")
+    kv_cache_dtype: CacheDtype = setting("auto")
     """Dtype of cached keys and values. `auto`: the model's; `fp8` (e4m3) or `int8` with a scale per token and head:
     twice the tokens in the same memory, with a loss that the page on quantization shows.
     """
@@ -176,7 +168,7 @@ class EngineSettings(Settings):
     """Maximum number of requests decoded concurrently."""
     max_queued_requests: int = setting(4096, "max-num-queued-reqs", ge=1)
     """Maximum number of queued requests; further requests get 429."""
-    task: Annotated[Task | None, BeforeValidator(task_word)] = setting(None)
+    task: Annotated[Task | None, spelled({"auto": None, "embedding": "embed"})] = setting(None)
     """Serve only this task: generate, embed, classify or score (two texts). Default: every task that the model and its
     directory support.
     """

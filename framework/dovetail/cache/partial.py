@@ -162,8 +162,9 @@ class PartialGroup:
         Returns:
             Those that the tree had, now the caller's, and the nodes that lost some.
         """
-        for node in [at for at, place in self._claims.items() if self._has_any(at, place, pages)]:
-            self._unclaim(node)
+        for node, place in list(self._claims.items()):
+            if any(page in pages for _, _, page in self._places(node, *place)):
+                self._unclaim(node)
         gone: list[int] = []
         losers: list[Node] = []
         for node in nodes:
@@ -216,9 +217,6 @@ class PartialGroup:
             start = at.end - len(own)
             for i in range(min(last, at.end) - start - 1, max(first - start, 0) - 1, -1):
                 yield at, i, own[i]
-
-    def _has_any(self, node: Node, place: tuple[int, int], pages: Set[int]) -> bool:
-        return any(page in pages for _, _, page in self._places(node, *place))
 
     def _unclaim(self, node: Node) -> None:
         first, last = self._claims.pop(node)

@@ -69,6 +69,8 @@ class Requests(Protocol):
     """What admission sees of the scheduler, which is the only one."""
 
     pages: KVCacheManager
+    owners: dict[bool, Owners]
+    """Those of the background's requests, and of all others."""
     limits: StepLimits
     policy: Policy
     waiting: WaitQueue
@@ -78,14 +80,8 @@ class Requests(Protocol):
     poison_candidates: list[EngineRequest]
     ratio: NewTokenRatio
 
-    def owners(self, *, background: bool) -> Owners:
-        """Return those of the background's requests, or of all others."""
-
     def candidates(self, num: int, *, background: bool) -> Sequence[EngineRequest]:
         """Return the first who may be admitted, in order."""
-
-    def candidates_of(self, owner: Owner, num: int) -> Sequence[EngineRequest]:
-        """Return an owner's first requests that may be admitted, in order."""
 
     def retract(self, candidates: list[EngineRequest]) -> EngineRequest:
         """Have one of these give its row and pages up."""
@@ -106,7 +102,7 @@ class Admission:
         self._coming: set[PageKey] = set()
         self._num_deferred, self._deferred = 0, set[PageKey]()
         """Requests matched in vain, and how they begin."""
-        self._owners = scheduler.owners(background=False)
+        self._owners = scheduler.owners[False]
         """Of the requests that come in at the moment: see `fill`."""
         self._background, self._is_shared = False, False
         """They are of the background; they take turns."""
@@ -122,7 +118,7 @@ class Admission:
             background: Those of the background, or all others.
             most: How many may be admitted; None: any number.
         """
-        self._owners, self._background = self._scheduler.owners(background=background), background
+        self._owners, self._background = self._scheduler.owners[background], background
         self._is_shared = self._owners.is_shared and not self._scheduler.poison_candidates
         if self._is_shared:
             self._take_turns(most)
@@ -196,7 +192,7 @@ class Admission:
         if not self._has_free_row and not self._may_retract and not self._may_take_row(owner):
             return AdmissionAnswer.NO_ROOM
         if owner not in orders:
-            orders[owner] = iter(self._scheduler.candidates_of(owner, MAX_LOOKED_AT))
+            orders[owner] = iter(self._scheduler.policy.order(owner.waiting[:MAX_LOOKED_AT], self._pages.tree))
         for request in orders[owner]:
             answer = self._try(request)
             if answer is not AdmissionAnswer.LATER:
@@ -278,7 +274,8 @@ class Admission:
         self._scheduler.running.append(request)
         self._pages.admit(request)
         if self._is_shared:
-            self._take_row(request)
+            request.num_charged = max(request.num_charged, request.computed_len)  # what was cached costs nothing
+            self._held.setdefault(self._owners.of(request), []).append(request)
         request.timing.admitted()
         request.num_sampled = request.num_output
         self._plan.num_new_requests += 1
@@ -288,11 +285,6 @@ class Admission:
     def _first_page(self, request: EngineRequest) -> PageKey:
         """How it begins."""
         return request.cache_salt, tuple(request.ids[: self._pages.page_size])
-
-    def _take_row(self, request: EngineRequest) -> None:
-        """Note whose row it is; what was cached costs its owner nothing."""
-        request.num_charged = max(request.num_charged, request.computed_len)
-        self._held.setdefault(self._owners.of(request), []).append(request)
 
     def _being_computed(self) -> set[PageKey]:
         """The next page of each request in prefill: requests that need the same page wait for it.
@@ -335,7 +327,7 @@ class Admission:
 
     def _retract_until_fits(self, request: EngineRequest) -> bool:
         """Whether `request` fits beside the running ones, after retracting those that give way to it."""
-        while not self._fits(request):
+        while not (self._has_free_row and self._need(request, request.num_tree_pages) <= self._pages.num_available):
             candidates = self._retractable(request)
             if not candidates:
                 return False
@@ -394,10 +386,6 @@ class Admission:
             for other, held in self._held.items()
             if other is not owner and other.served >= owner.served + BEHIND
         )
-
-    def _fits(self, request: EngineRequest) -> bool:
-        """Whether there is a row, and room for the prompt and for what all are expected to generate."""
-        return self._has_free_row and self._need(request, request.num_tree_pages) <= self._pages.num_available
 
     def _need(self, request: EngineRequest, num_cached: int) -> int:
         """Pages for its known tokens and any next one; unless it is alone, for what all will generate, too.

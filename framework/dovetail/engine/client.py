@@ -50,20 +50,14 @@ class EngineClient(Protocol):
 
     cache_watch: CacheWatch | None
     """Set before `start`, for an engine whose settings say `report_cache`."""
+    step: int
+    """The last step counter heard from the engine: its heartbeat."""
+    dead: str | None
+    """Why the engine is gone for good, or None."""
 
     @property
     def info(self) -> EngineInfo:
         """Facts of the engine; available once `start` has returned."""
-        ...
-
-    @property
-    def step(self) -> int:
-        """The last step counter heard from the engine: its heartbeat."""
-        ...
-
-    @property
-    def dead(self) -> str | None:
-        """Why the engine is gone for good, or None."""
         ...
 
     @property

@@ -20,7 +20,7 @@ from dovetail.engine.media import RequestMedia, TowerSchedule, fault, isolated, 
 from dovetail.engine.policy import make_policy
 from dovetail.engine.profiling import Profiling
 from dovetail.engine.recovery import SHARED_PAGE, KVCacheChecker, Recovery, finish_of
-from dovetail.engine.replies import Replies, ReplyFolds, ending
+from dovetail.engine.replies import Replies, ReplyFolds, delta_of
 from dovetail.engine.request import EngineRequest, StepPlan
 from dovetail.engine.scheduler import Scheduler
 from dovetail.engine.speculation import Gain, Speculation, make_speculation
@@ -310,11 +310,11 @@ class EngineCore:
         elif message.media:
             why = fault(message.media, request.num_prompt, self._info.max_image_patches)
         if why is not None:
-            self._ended.append(ending(request, Finish("abort", None, why)))
+            self._ended.append(delta_of(request, [], Finish("abort", None, why)))
             return
         if request.prefill_only and self.pages.is_cached(request):
             request.cached_len = len(request.ids)
-            self._ended.append(ending(request, Finish("stop")))
+            self._ended.append(delta_of(request, [], Finish("stop")))
             return
         generates = request.pool is None and not request.prefill_only
         request.max_tokens = min(message.params.max_tokens, room) if generates else 0

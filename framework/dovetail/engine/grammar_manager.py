@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,7 +24,7 @@ from dovetail.grammar.compile.service import GrammarService
 from dovetail.grammar.matching.bitmask import FREE, KeptLines, fill_masks
 from dovetail.grammar.matching.constraint import Constraint, WordRules
 from dovetail.grammar.matching.reasoning_gate import make_gate
-from dovetail.messages import Finish, GrammarOption, Submit, Thinking
+from dovetail.messages import Finish, Submit, Thinking
 from dovetail.messages.executor import Executor, StepError
 from dovetail.messages.step import StepLate
 from dovetail.plugins import LoadedPlugins
@@ -115,11 +115,9 @@ class GrammarManager:
         constraint, wanted = request.constraint, request.grammar
         if constraint is None or constraint.error is None or wanted is None or request.grammar_option is None:
             return False
-        failed = wanted.options[request.grammar_option]
-        others = (
-            i for i in range(request.grammar_option + 1, len(wanted.options)) if _differs(wanted.options[i], failed)
-        )
-        first = next(others, None)
+        each = [(option.backend, option.source) for option in wanted.options]  # the rest is what may be left out
+        at = request.grammar_option
+        first = next((i for i in range(at + 1, len(each)) if each[i] != each[at]), None)
         if first is None:
             return False
         logger.warning("A grammar failed (%s); it is enforced in another way from here on.", constraint.error)
@@ -157,7 +155,9 @@ class GrammarManager:
             return Finish("abort", None, outcome.message, outcome.code)
         thinking = None if request.grammar is None else request.grammar.thinking
         constraint = self._constraint(request, outcome, thinking)
-        error = _follow(constraint, request.ids[request.num_prompt :])
+        # What was generated in an engine before this one has to fit, too.
+        errors = (error for error in map(constraint.accept, request.ids[request.num_prompt :]) if error is not None)
+        error = next(errors, None)
         if error is not None:
             return Finish("abort", None, item.why or error, "grammar_failed")
         request.waiting_for_grammar = False
@@ -184,20 +184,6 @@ class GrammarManager:
         if outcome is None:
             return Constraint(sets, gate, None, stop_ids=stops, rules=rules)
         return Constraint(sets, gate, outcome.compiled.matcher(), outcome.backend, stops, rules)
-
-
-def _follow(constraint: Constraint, ids: Sequence[int]) -> str | None:
-    """Let a constraint take what was generated in an engine before this one; returns an error if it does not fit."""
-    for token in ids:
-        error = constraint.accept(token)
-        if error is not None:
-            return error
-    return None
-
-
-def _differs(option: GrammarOption, other: GrammarOption) -> bool:
-    """Whether an option is more than another one in which keywords may be left out."""
-    return (option.backend, option.source) != (other.backend, other.source)
 
 
 # The second half of a step's input: masks of grammars, filled while the device computes, and who gets no token yet.

@@ -25,17 +25,8 @@ class Policy:
     def __init__(self, plugin: SchedulePolicy, label: str) -> None:
         """`label` names the plugin in the log."""
         self._plugin, self._label = plugin, label
+        self.preempts, self.across_owners = plugin.preempts, plugin.across_owners
         self._faults: set[str] = set()
-
-    @property
-    def preempts(self) -> bool:
-        """Whether a waiting request may retract running ones of lower priority."""
-        return self._plugin.preempts
-
-    @property
-    def across_owners(self) -> bool:
-        """Whether it orders the requests of all owners together."""
-        return self._plugin.across_owners
 
     def order(self, waiting: Sequence[EngineRequest], tree: RadixTree) -> Sequence[EngineRequest]:
         """Return who is to be admitted, first to last; `waiting` where the plugin is at fault, which is logged once."""

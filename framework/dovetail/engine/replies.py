@@ -150,7 +150,7 @@ class Replies:
         self.scheduler.end(request)
         if self.grammars is not None:
             self.grammars.forget(request)
-        return ending(request, finish)
+        return delta_of(request, [], finish)
 
     def _fell_back(self, request: EngineRequest) -> bool:
         """Whether a request's grammar has failed while it was in force, and the next option is compiled for it."""
@@ -214,7 +214,7 @@ class Replies:
         except Exception as error:  # of a grammar's backend, which is a plugin
             logger.error("A grammar failed; its request is ended.", exc_info=error)
             request.finish = Finish("abort", None, f"its grammar failed: {type(error).__name__}: {error}")
-        delta = _delta(request, ids, request.cached_len, request.finish)
+        delta = delta_of(request, ids, request.finish)
         if logprobs:
             delta.logprobs = [logprob for logprob in logprobs[: len(ids)] if logprob is not None] or None
         if first:
@@ -228,17 +228,13 @@ class Replies:
         return delta
 
 
-def ending(request: EngineRequest, finish: Finish) -> TokenDelta:
-    """Return the last delta of a request that gets no more tokens."""
-    return _delta(request, [], max(request.cached_len, 0), finish)
-
-
-def _delta(request: EngineRequest, ids: list[int], cached_len: int, finish: Finish | None) -> TokenDelta:
+def delta_of(request: EngineRequest, ids: list[int], finish: Finish | None) -> TokenDelta:
+    """Return what a client is told of a request: new tokens, and its end if it gets no more."""
     return TokenDelta(
         handle=request.handle,
         ids=ids,
         prompt_tokens=request.num_prompt,
-        cached_tokens=cached_len,
+        cached_tokens=max(request.cached_len, 0),
         num_retractions=request.num_retractions,
         grammar_option=request.grammar_option,
         grammar_ignored=request.grammar_ignored,

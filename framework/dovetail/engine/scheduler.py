@@ -16,7 +16,7 @@ from dovetail.engine.admission import Admission, NewTokenRatio
 from dovetail.engine.kv_cache_manager import KVCacheManager
 from dovetail.engine.limits import StepLimits
 from dovetail.engine.media import TowerSchedule
-from dovetail.engine.owners import Owner, Owners, WaitQueue
+from dovetail.engine.owners import Owners, WaitQueue
 from dovetail.engine.policy import Policy
 from dovetail.engine.request import EngineRequest, StepPlan
 from dovetail.engine.speculation import Speculation
@@ -84,8 +84,8 @@ class Scheduler:
         self.ratio = NewTokenRatio()
         by_owner = not policy.across_owners
         self.running: list[EngineRequest] = []
-        self._owners = {b: Owners(self.running, by_owner=by_owner, background=b) for b in (False, True)}
-        self.waiting = WaitQueue(self._owners[False], self._owners[True])
+        self.owners = {b: Owners(self.running, by_owner=by_owner, background=b) for b in (False, True)}
+        self.waiting = WaitQueue(self.owners[False], self.owners[True])
         self.num_background = 0
         self.num_launched = 0
         self.poison_candidates: list[EngineRequest] = []
@@ -103,7 +103,7 @@ class Scheduler:
         """Take a request in; it waits."""
         self._live[request.handle] = request
         self.num_background += request.is_background
-        self.owners(background=request.is_background).join(request)
+        self.owners[request.is_background].join(request)
         self.waiting.add(request)
 
     def schedule(self) -> StepPlan:
@@ -235,15 +235,11 @@ class Scheduler:
         request.timing.put_back()
 
     def _give_up_row(self, request: EngineRequest) -> None:
-        owners = self.owners(background=request.is_background)
+        owners = self.owners[request.is_background]
         if owners.is_shared:
             owners.charge(request)
         self.running.remove(request)
         self.pages.release(request)
-
-    def owners(self, *, background: bool) -> Owners:
-        """Return the owners of the background's requests, or of all others, who take turns among themselves."""
-        return self._owners[background]
 
     def find(self, handle: int) -> EngineRequest | None:
         """Return a request that waits or runs."""
@@ -260,7 +256,7 @@ class Scheduler:
         else:
             self._give_up_row(request)
         self.num_background -= request.is_background
-        self.owners(background=request.is_background).leave(request)
+        self.owners[request.is_background].leave(request)
 
     def candidates(self, num: int, *, background: bool) -> Sequence[EngineRequest]:
         """Return the first requests that may be admitted, in order: of the background, or of all others."""
@@ -269,10 +265,6 @@ class Scheduler:
             return [r for r in half if r.row < 0 and r.is_background == background]
         found = self.waiting.first(num, background=background)
         return self.policy.order(found, self.pages.tree) if found else found
-
-    def candidates_of(self, owner: Owner, num: int) -> Sequence[EngineRequest]:
-        """Return an owner's first requests that may be admitted, in order."""
-        return self.policy.order(owner.waiting[:num], self.pages.tree)
 
     def retract(self, candidates: list[EngineRequest]) -> EngineRequest:
         """Send one request back to the queue: the lowest priority, then the latest arrival."""
@@ -300,7 +292,9 @@ class Scheduler:
             growing = self.pages.growing(decode)
             if self.pages.make_room_to_grow(len(growing)):
                 break
-            retracted.append(self.retract([*ready, *self._background_prompts()]))
+            # Prompts of the background in prefill give way to any request that needs a page.
+            prompts = (r for r in self.running if r.is_background and not r.on_device)
+            retracted.append(self.retract([*ready, *prompts]))
         for request in growing:
             self.pages.allocate_page(request)
         if retracted:
@@ -313,7 +307,3 @@ class Scheduler:
                 self.ratio.value,
             )
         return decode
-
-    def _background_prompts(self) -> list[EngineRequest]:
-        """Prompts in prefill that give way to any request that needs a page."""
-        return [r for r in self.running if r.is_background and not r.on_device] if self.num_background else []

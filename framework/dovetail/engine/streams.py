@@ -126,17 +126,11 @@ class RequestEntry:
     def resumed(self, handle: int) -> Submit:
         """Return the request that goes on behind what has come, in an engine that knows nothing of it."""
         facts = self._facts
-        if facts is None:
-            return msgspec.structs.replace(self.submit, handle=handle, again=True)
-        return msgspec.structs.replace(
-            self.submit,
-            handle=handle,
-            again=True,
-            output_ids=self.output[:],
-            cached_tokens=facts.cached_tokens,
-            num_retractions=facts.num_retractions,
-            grammar_option=facts.grammar_option,
-        )
+        known: dict[str, Any] = {}
+        if facts is not None:
+            known = {name: getattr(facts, name) for name in ("cached_tokens", "num_retractions", "grammar_option")}
+            known["output_ids"] = self.output[:]
+        return msgspec.structs.replace(self.submit, handle=handle, again=True, **known)
 
     def end(self, finish: Finish) -> None:
         """End it without an engine; what waits for the reader comes first."""

@@ -78,10 +78,6 @@ class PluginKind(NamedTuple):
         """Return how a user names a plugin: where `auto` may stand behind names, what it finds does the rest."""
         return f"{self.label} {name}{',auto' if self.without else ''}"
 
-    def supports_api(self, api: int) -> bool:
-        """Whether a plugin written for `api` can be used."""
-        return self.oldest_api <= api <= self.api
-
     def too_new(self, plugin: object) -> str:
         """Return why a plugin that needs a later minor version cannot be used, with the fix, or "" where it can.
 

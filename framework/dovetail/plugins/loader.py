@@ -25,7 +25,7 @@ from dovetail.plugins.monkeypatches import CORE, detect_monkeypatches, watching
 from dovetail.plugins.moved import where_now
 from dovetail.plugins.options import OptionError, make_options
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan
-from dovetail.plugins.process_state import BEGINNING, ProcessState, registrations
+from dovetail.plugins.process_state import TORCH, ProcessState, registrations, torch_defaults, torch_differences
 from dovetail.plugins.records import PluginState
 from dovetail.plugins.scan import installed_version
 from dovetail.plugins.signals import Signalled, catching_signals
@@ -162,7 +162,7 @@ class LoadedPlugins:
         Raises:
             PluginError: A plugin has set one, when it was imported or made; who may have is named.
         """
-        left = BEGINNING.torch_differences(ProcessState.now())
+        left = torch_differences(TORCH, torch_defaults())
         strangers = [describe(planned) for planned in self._planned if planned.distribution != DISTRIBUTION]
         if left and strangers:
             raise PluginError(
@@ -198,20 +198,14 @@ def naming_plugin(loaded: LoadedPlugins) -> Iterator[None]:
     except (DovetailError, Signalled, Interrupted):
         raise
     except BaseException as error:  # a stranger's code may raise anything; the cause is kept
-        found = _innermost(error, loaded.plan)
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        found = nearest_plugin(frames[::-1], loaded.plan)
         if found is None:
             raise
-        planned, where = found
+        planned, frame = found
         logger.debug("%s failed", describe(planned), exc_info=True)
-        reason = f"{where} raised {described(error)}"
+        reason = f"{frame.f_code.co_qualname} raised {described(error)}"
         raise unfit(planned, reason, f"upgrade {planned.distribution} or report this to its author") from error
-
-
-def _innermost(error: BaseException, plan: PluginPlan) -> tuple[PlannedPlugin, str] | None:
-    """Return the plugin whose code is nearest to where an exception was raised, and the function's name."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    found = nearest_plugin(frames[::-1], plan)
-    return None if found is None else (found[0], found[1].f_code.co_qualname)
 
 
 def nearest_plugin(frames: Sequence[FrameType], plan: PluginPlan) -> tuple[PlannedPlugin, FrameType] | None:

@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -57,10 +57,8 @@ class ProcessState:
         own = _pids(Path(f"/proc/self/task/{threading.get_native_id()}/children"))
         handlers = {name.name: repr(signal.getsignal(name)) for name in signal.valid_signals() if hasattr(name, "name")}
         threads = frozenset(thread.name for thread in threading.enumerate() if not _is_ours(thread))
-        python = {**_python(), **_settings()}
-        return cls(
-            threads, frozenset(children), frozenset(own), handlers, _torch(), python, _random(), dict(os.environ)
-        )
+        torch, python = torch_defaults(), {**_python(), **_settings()}
+        return cls(threads, frozenset(children), frozenset(own), handlers, torch, python, _random(), dict(os.environ))
 
     def differences(self, later: ProcessState) -> list[str]:
         """Say what is there that was not."""
@@ -79,13 +77,7 @@ class ProcessState:
         names = later.environment.keys() | self.environment.keys()
         changed = sorted(name for name in names if later.environment.get(name) != self.environment.get(name))
         found += [f"another value of the environment variable {name}" for name in changed]
-        return found + self.torch_differences(later)
-
-    def torch_differences(self, later: ProcessState) -> list[str]:
-        """Say which of torch's defaults are others: requests fail of them, and nothing says why."""
-        return [
-            f"torch's {what} {value}" for what, value in later.torch.items() if value != (self.torch or TORCH)[what]
-        ]
+        return found + torch_differences(self.torch or TORCH, later.torch)
 
 
 LIMITS = [name for name in dir(resource) if name.startswith("RLIMIT_") and name not in ("RLIMIT_NOFILE", "RLIMIT_AS")]
@@ -309,7 +301,8 @@ def _umask() -> str:
     return status.partition("Umask:")[2].partition("\n")[0].strip()
 
 
-def _torch() -> dict[str, str]:
+def torch_defaults() -> dict[str, str]:
+    """Return torch's defaults by name; nothing where it is not there yet."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "get_default_dtype"):
         return {}
@@ -317,8 +310,9 @@ def _torch() -> dict[str, str]:
     return dict(zip(TORCH, map(str, values), strict=True))
 
 
-BEGINNING = ProcessState(frozenset(), frozenset(), frozenset(), {}, {}, {}, {}, {})
-"""A process of which nothing is known but how torch begins."""
+def torch_differences(before: Mapping[str, str], later: Mapping[str, str]) -> list[str]:
+    """Say which of torch's defaults are others: requests fail of them, and nothing says why."""
+    return [f"torch's {what} {value}" for what, value in later.items() if value != before[what]]
 
 
 # Functions that a plugin registers with Python for good when it is loaded, which Python does not list.

@@ -185,7 +185,7 @@ def _static_state(
         return PluginState.INCOMPATIBLE, f"unknown entry-point group {entry.group!r}; groups: {groups}"
     if api is None:
         return PluginState.INCOMPATIBLE, f"group {entry.group!r} has no API version; use {kind.entry_point_group!r}"
-    if not kind.supports_api(api):
+    if not kind.oldest_api <= api <= kind.api:
         fix = "upgrade dovetail-llm" if api > kind.api else f"upgrade {installed.name}"
         return PluginState.INCOMPATIBLE, f"made for API {api} of {kind.name}; this dovetail speaks {_span(kind)}; {fix}"
     if installed.unmet is not None:

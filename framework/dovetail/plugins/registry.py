@@ -179,13 +179,10 @@ class Registry:
         """Return all records by kind, name and distribution."""
         return sorted(self.records, key=_listing_order)
 
-    def as_dicts(self) -> list[dict[str, Any]]:
-        """Return all records as plain JSON values, in the order of `sorted`."""
-        return [record.as_dict() for record in self.sorted()]
-
     def listing(self) -> dict[str, Any]:
         """Return plain JSON values: the body of `GET /v1/plugins` and of `dovetail plugin list --json`."""
-        return {"object": "list", "data": self.as_dicts(), "problems": list(self.problems)}
+        data = [record.as_dict() for record in self.sorted()]
+        return {"object": "list", "data": data, "problems": list(self.problems)}
 
     def mark(self, kind: str, qualified: str, state: str, reason: str = "") -> None:
         """Note what became of a plugin, for the listing.

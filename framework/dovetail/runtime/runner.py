@@ -92,11 +92,6 @@ class ModelRunner:
         return self._memory.plan
 
     @property
-    def context_len(self) -> int:
-        """Longest request in tokens."""
-        return self._memory.plan.context_len
-
-    @property
     def graph_keys(self) -> list[GraphKey]:
         """Graphs that may be captured."""
         graphs = self.graphs

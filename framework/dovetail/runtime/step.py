@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dovetail.contracts.device import Device, DeviceEvent
 from dovetail.messages import TokenLogprob
-from dovetail.messages.step import Floats, StepInput, StepOutput
+from dovetail.messages.step import StepInput, StepOutput
 from dovetail.runtime.device.device_state import SampleRow
 from dovetail.runtime.device.devices import device_of
 from dovetail.runtime.device.upload import to_device, to_host
@@ -256,6 +256,7 @@ class InFlightStep:
         order = np.flatnonzero(counts)
         if len(self.parts) > 1:
             order = order[np.argsort(token_rows[order], kind="stable")]
+        pooled = () if self._pooled is None else zip(self.pooled, self._pooled.numpy(), strict=True)
         return StepOutput(
             step=self.step.step,
             num=np.bincount(token_rows[order], minlength=num_rows).astype(np.int32),
@@ -263,7 +264,7 @@ class InFlightStep:
             finite=finite,
             logprobs=self._logprobs(order),
             prompt_logprobs=tuple((row, ranked.read()) for row, ranked in self.prompt_logprobs),
-            pooled=self._logprob_rows(finite),
+            pooled=tuple((at, row) for (at, _), row in pooled if finite[at]),
         )
 
     def _held(self, found: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -275,12 +276,6 @@ class InFlightStep:
             held.append(place_in_row(part.at) <= np.repeat(num, np.unique(part.at, return_counts=True)[1]))
             first += len(part.at)
         return np.concatenate(held) if held else np.empty(0, dtype=np.bool_)
-
-    def _logprob_rows(self, finite: npt.NDArray[np.bool_]) -> tuple[tuple[int, Floats], ...]:
-        """What was pooled, of rows that are finite."""
-        if self._pooled is None:
-            return ()
-        return tuple((at, row) for (at, _), row in zip(self.pooled, self._pooled.numpy(), strict=True) if finite[at])
 
     def _logprobs(self, order: npt.NDArray[np.int64]) -> list[TokenLogprob | None] | None:
         """Those of the tokens that count, of all that were drawn; None where no row asked for any."""

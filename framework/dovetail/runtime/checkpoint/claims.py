@@ -111,7 +111,8 @@ def check_claims(hf: Mapping[str, Any], files: CheckpointContents | None = None)
         if type(value) is int and not FREE.fullmatch(key):
             # Of a part that is no text part (a decoder of audio codes) the checkpoint need not hold layers.
             _check_bound(name, key, value, files, has_layers=len(path) == 1 or "text_config" in path)
-    for part, scope in _texts(hf):
+    text = hf.get("text_config")
+    for part, scope in (("", hf), ("text_config.", text if isinstance(text, Mapping) else {})):
         heads, dim = scope.get("num_attention_heads"), scope.get("head_dim")
         if type(heads) is int and type(dim) is int:
             _check_width(f"{part}num_attention_heads x {part}head_dim", heads * dim, files)
@@ -162,12 +163,6 @@ def _leaves(hf: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
                 waiting.append((where, depth + 1, inner))
             else:
                 yield where or ("",), inner
-
-
-def _texts(hf: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    yield "", hf
-    if isinstance(inner := hf.get("text_config"), Mapping):
-        yield "text_config.", inner
 
 
 def check_params(num: int, files: CheckpointContents) -> None:

@@ -261,11 +261,7 @@ def divide(unread: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _is_neutral(key: str, value: Any) -> bool:
-    if value in NEUTRAL.get(key, ()):
-        return True
-    is_nothing = value is False or (isinstance(value, (int, float)) and value == 0)
-    is_nothing |= isinstance(value, (str, list, tuple, Mapping)) and len(value) == 0
-    return is_nothing and key not in MEANS_SOMETHING_IF_FALSE
+    return value in NEUTRAL.get(key, ()) or (not value and key not in MEANS_SOMETHING_IF_FALSE)
 
 
 def _short(value: Any) -> str:

@@ -204,9 +204,9 @@ def _reason(where: str, revision: str | None, error: Exception) -> str:
         return f"{where}: {at} has no revision {revision or 'main'!r} of it; give another --revision"
     if isinstance(error, errors.RepositoryNotFoundError):
         return f"{where}: no such folder, and {at} has no such model that this token may see; set HF_TOKEN, {local}"
-    if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled | OSError) and _is_away(error):
-        return f"{where}: no such folder, not in the cache, and {at} cannot be reached; fetch it where it can, {local}"
     status = _status(error)
+    if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled) and status is None:
+        return f"{where}: no such folder, not in the cache, and {at} cannot be reached; fetch it where it can, {local}"
     if status in (401, 403):
         return f"{where}: {at} answers {status}; set HF_TOKEN to a token that may read it, {local}"
     reason = " ".join(str(error).split())[:300] or type(error).__name__
@@ -220,10 +220,3 @@ def _status(error: BaseException | None) -> int | None:
             return int(response.status_code)
         error = error.__cause__ or error.__context__
     return None
-
-
-def _is_away(error: BaseException | None) -> bool:
-    """Tell whether no answer came at all."""
-    from huggingface_hub import errors
-
-    return isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled) and _status(error) is None

@@ -141,9 +141,7 @@ def _alike(a: Any, b: Any, numbers: tuple[int, int], seen: set[tuple[int, int]])
 
 def _same_form(a: Tensor, b: Tensor) -> bool:
     """Whether kernels are the same for two tensors. Of what has no plain memory, packed by a library, nobody knows."""
-    if a.layout != torch.strided or b.layout != torch.strided:
-        return False
-    return _form(a) == _form(b)
+    return a.layout == b.layout == torch.strided and _form(a) == _form(b)
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:

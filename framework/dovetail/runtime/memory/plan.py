@@ -36,6 +36,8 @@ MAX_FREE_TOKENS = 1 << 22
 """Tokens of a cache whose pages take no memory of the device: what the host keeps of them takes some 100 MiB."""
 NUM_PADDING_ROWS = 3
 """Device rows that no request holds. The first pads the batches of CUDA graphs; trial steps stand in all of them."""
+DERIVED = ("kv_bytes", "page_bytes", "num_pages", "num_tokens", "free_bytes")
+"""What a plan as plain values tells beside its fields."""
 CONTEXT_BYTES = 512 << 20
 """What a process takes of a device before anything is loaded; for plans without the device."""
 
@@ -152,15 +154,8 @@ class MemoryPlan:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values, the derived ones included."""
-        derived = {
-            "kv_bytes": self.kv_bytes,
-            "page_bytes": self.page_bytes,
-            "num_pages": self.num_pages,
-            "num_tokens": self.num_tokens,
-            "free_bytes": self.free_bytes,
-            "num_full_requests": self.num_requests(self.context_len),
-        }
-        return {**dataclasses.asdict(self), **derived}
+        derived = {name: getattr(self, name) for name in DERIVED}
+        return {**dataclasses.asdict(self), **derived, "num_full_requests": self.num_requests(self.context_len)}
 
 
 def chunk_size(settings: EngineSettings, device: str, weight_bytes: int) -> int:
@@ -428,8 +423,8 @@ def _num_pages(settings: EngineSettings, plan: MemoryPlan) -> tuple[int, list[st
     rest = left - _bytes_for(plan, num)
     if rest < working:
         notes.append(
-            f"{limit} leaves {gib(rest)} for activations{_and_images(plan)} and graphs, which may need {gib(working)}: "
-            f"if memory runs out, lower it or --chunked-prefill-size{_or_patches(plan)}"
+            f"{limit} leaves {gib(rest)} for activations{', images' if plan.image_bytes else ''} and graphs, which may "
+            f"need {gib(working)}: if memory runs out, lower it or --chunked-prefill-size{_or_patches(plan)}"
         )
     return num, notes
 
@@ -508,10 +503,6 @@ def _no_room(plan: MemoryPlan, left: int, advice: str) -> str:
         f"{gib(left)}, activations may need {gib(plan.activation_bytes)}{images}{graphs}, and a page of "
         f"{plan.page_size} tokens takes {gib(plan.page_bytes)}; {advice}{_or_patches(plan)}"
     )
-
-
-def _and_images(plan: MemoryPlan) -> str:
-    return ", images" if plan.image_bytes else ""
 
 
 def _or_patches(plan: MemoryPlan) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -60,8 +58,11 @@ def load(checked: Checked) -> LoadedModel:
     )  # fmt: skip
     with checked.memory.loading(), torch.inference_mode():
         label = describe(checked.plugins.plan.of_kind("model")[0])
-        with _built(label):
+        try:
             model = checked.plugin.build(checked.config, ctx)
+        except PluginError as error:  # of operations, which know no plugin: whose model asks for them
+            error.add_note(f"while {label} is built")
+            raise
         if not isinstance(model, nn.Module):
             raise PluginError(f"{label}: build() returned {type(model).__name__}; return a torch.nn.Module")
         dtype = str(checked.dtype).removeprefix("torch.")
@@ -79,16 +80,6 @@ def load(checked: Checked) -> LoadedModel:
             load_checkpoint(model, checked.plugin.weight_map(checked.config), checked.checkpoint)
     threads = step_threads(checked, size) if is_host else None
     return LoadedModel(model=model, weight_bytes=size, step=step, threads=threads)
-
-
-@contextmanager
-def _built(label: str) -> Iterator[None]:
-    """Note in errors of operations, which know no plugin, whose model asks for them."""
-    try:
-        yield
-    except PluginError as error:
-        error.add_note(f"while {label} is built")
-        raise
 
 
 def bound_primitive_caches() -> None:
