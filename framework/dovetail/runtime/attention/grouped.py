@@ -86,7 +86,7 @@ class GroupedBackend(PartedBackend):
         self.batch_invariant = self.backends[0].batch_invariant
         self._tables = list(tables)
         self._group_of = {index: g for g, group in enumerate(groups) for index in group.layers}
-        self._batches: list[ForwardBatch] = []
+        self._parts: list[Part] = []
 
     def init_graph_state(self, max_batch: int, max_tokens: int) -> None:
         for backend in self.backends:
@@ -95,29 +95,27 @@ class GroupedBackend(PartedBackend):
     def plan(self, batch: ForwardBatch, phase: Phase) -> None:
         """Make each group's batch, and let its backend plan it."""
         rows = rows_of_tokens(batch)
-        self._batches = [dataclasses.replace(batch, attention=self.backends[0])]
+        self._parts = [(self.backends[0], dataclasses.replace(batch, attention=self.backends[0]))]
         for backend, table in zip(self.backends[1:], self._tables[1:], strict=True):
             slots = slots_of(batch, rows, table, self.kv_pool.page_size)
-            self._batches.append(
-                dataclasses.replace(batch, page_table=table, kv_slots=slots, attention=backend, shares_prefixes=False)
-            )
-        for backend, own in zip(self.backends, self._batches, strict=True):
+            own = dataclasses.replace(batch, page_table=table, kv_slots=slots, attention=backend, shares_prefixes=False)
+            self._parts.append((backend, own))
+        for backend, own in self._parts:
             backend.plan(own, phase)
 
     def plan_in_graph(self, batch: ForwardBatch) -> None:
-        for backend, own in zip(self.backends, self._batches, strict=True):
+        for backend, own in self._parts:
             backend.plan_in_graph(own)
 
     def batch_of(self, index: int, batch: ForwardBatch) -> ForwardBatch:
-        return self._batches[self._group_of[index]]
+        return self._parts[self._group_of[index]][1]
 
     def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
-        backend, own = self.part(layer, batch, decodes=False)
+        backend, own = self._parts[self._group_of[layer.index]]
         backend.write_kv(layer, k, v, own)
 
     def part(self, layer: AttentionLayer, batch: ForwardBatch, *, decodes: bool) -> Part:
-        g = self._group_of[layer.index]
-        return self.backends[g], self._batches[g]
+        return self._parts[self._group_of[layer.index]]
 
     def forward_mixed(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: AttentionLayer, batch: ForwardBatch, out: Tensor

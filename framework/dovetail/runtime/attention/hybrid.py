@@ -102,7 +102,7 @@ class HybridBackend(PartedBackend):
 
     def write_kv(self, layer: AttentionLayer, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
         """The first half that takes part in the step writes for both."""
-        next(self._halves(batch)).write_kv(layer, k, v, batch)
+        (self.decode if batch.num_decode else self.prefill).write_kv(layer, k, v, batch)
 
     def part(self, layer: AttentionLayer, batch: ForwardBatch, *, decodes: bool) -> Part:
         return (self.decode if decodes else self.prefill), batch
