@@ -116,7 +116,7 @@ def serve(core: EngineCore, loads: Sequence[tuple[list[int], SamplerParams]], **
     assert not core.has_work
     assert core.pages.num_used == 0
     assert core.pages.check_ownership([])
-    assert core.rows.num_free == 12
+    assert len(core.rows.free) == 12
     return tokens, finishes
 
 

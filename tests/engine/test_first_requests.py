@@ -42,7 +42,7 @@ def test_they_leave_nothing_behind(model: Path, caplog: pytest.LogCaptureFixture
     assert not core.has_work
     assert core.pages.num_used == 0
     assert core.pages.tree.num_pages() == 0
-    assert core.rows.num_free == core.settings.max_running_requests
+    assert len(core.rows.free) == core.settings.max_running_requests
     assert "batch." not in caplog.text
     assert core.step_count >= 3 * (len(PARAMS) + 1)
     assert reply(core) == want

@@ -210,13 +210,13 @@ class PartialGroup:
 
     def _places(self, node: Node, first: int, last: int) -> Iterator[tuple[Node, int, int]]:
         """Yield holder, place in it, and page of the places `first … last-1` from the root, backwards."""
-        for at in node.upward():
-            if at.end <= first:
-                return
+        at: Node | None = node
+        while at is not None and at.parent is not None and at.end > first:
             own = at.pages[self._group]
             start = at.end - len(own)
             for i in range(min(last, at.end) - start - 1, max(first - start, 0) - 1, -1):
                 yield at, i, own[i]
+            at = at.parent
 
     def _unclaim(self, node: Node) -> None:
         first, last = self._claims.pop(node)

@@ -29,7 +29,8 @@ class DeviceRows:
     """The host's side of the device rows. A request keeps its row from admission to release."""
 
     def __init__(self, num_rows: int) -> None:
-        self._free = list(range(num_rows - 1, -1, -1))
+        self.free = list(range(num_rows - 1, -1, -1))
+        """Rows that no request holds."""
         self._cleared: list[int] = []
         self._pages: dict[int, dict[tuple[int, int], int]] = {}
         self.to_zero: list[tuple[int, int]] = []
@@ -37,14 +38,9 @@ class DeviceRows:
         self._loads: dict[tuple[int, int], int] = {}  # of a group's row, so that each is loaded once
         self._saves: list[tuple[int, int, int, int]] = []
 
-    @property
-    def num_free(self) -> int:
-        """Rows that no request holds."""
-        return len(self._free)
-
     def take_row(self) -> int:
         """Give a request a row; its page table is clear in the next step."""
-        return self._free.pop()
+        return self.free.pop()
 
     def release_row(self, row: int) -> None:
         """Take a row back."""
@@ -52,7 +48,7 @@ class DeviceRows:
         self._loads = {place: copy for place, copy in self._loads.items() if place[1] != row}
         self._saves = [save for save in self._saves if save[1] != row]
         self._cleared.append(row)
-        self._free.append(row)
+        self.free.append(row)
 
     def set_pages(self, row: int, start: int, pages: list[int], group: int = 0) -> None:
         """Write a group's page ids at columns `start …` of a row."""

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from math import lcm
-from typing import NamedTuple
 
 import numpy as np
 
@@ -36,21 +35,17 @@ class PageAllocator:
     def __init__(self, num_pages: int) -> None:
         """Own pages `1 … num_pages-1`."""
         self.num_pages = num_pages - 1
-        self._free = list(range(num_pages - 1, 0, -1))
+        self.free_pages = list(range(num_pages - 1, 0, -1))
+        """Pages that nobody owns, in the order in which they would be given back."""
 
     @property
     def num_free(self) -> int:
         """Pages that nobody owns."""
-        return len(self._free)
-
-    @property
-    def free_pages(self) -> Sequence[int]:
-        """Pages that nobody owns, in the order in which they would be given back."""
-        return self._free
+        return len(self.free_pages)
 
     def reset(self, free: Iterable[int]) -> None:
         """Replace the free list: for repairs."""
-        self._free = sorted(free, reverse=True)
+        self.free_pages = sorted(free, reverse=True)
 
     def allocate(self, n: int) -> list[int]:
         """Take `n` pages; the caller has made sure that there are enough.
@@ -58,18 +53,17 @@ class PageAllocator:
         Raises:
             IndexError: Fewer than `n` pages are free. Nothing is taken.
         """
-        if n > len(self._free):
-            raise IndexError(f"{n} pages asked for, {len(self._free)} are free")
-        if n == 0:
-            return []
-        taken = self._free[-n:]
-        del self._free[-n:]
+        left = len(self.free_pages) - n
+        if left < 0:
+            raise IndexError(f"{n} pages asked for, {len(self.free_pages)} are free")
+        taken = self.free_pages[left:]
+        del self.free_pages[left:]
         taken.reverse()
         return taken
 
     def free(self, pages: Sequence[int]) -> None:
         """Give pages back; each must have been allocated and not yet freed."""
-        self._free.extend(reversed(pages))
+        self.free_pages.extend(reversed(pages))
 
 
 # Copies of recurrent states, as the KV-cache manager sees them: where they are taken.
@@ -90,13 +84,6 @@ NEVER = 1 << 30
 """In place of the first page that is seen: a running request sees no copy, but the one that it begins with."""
 BACK = tuple(1 << k for k in range(MAX_SAVES - 3))
 """Grid steps before the last copy of a prompt, at which there are spare ones."""
-
-
-class StatePlace(NamedTuple):
-    """Where a copy is taken: behind so many tokens, and whether it is spare."""
-
-    length: int
-    is_spare: bool
 
 
 class StateGrid:
@@ -124,8 +111,10 @@ class StateGrid:
             return num
         return max(0, (start + num) // self.interval * self.interval - start)
 
-    def places(self, start: int, end: int, num_known: int, branch: int) -> list[StatePlace]:
-        """Return behind how many tokens to copy the states in a chunk from `start` to `end`, what is not spare first.
+    def places(self, start: int, end: int, num_known: int, branch: int) -> list[tuple[int, bool]]:
+        """Return behind how many tokens to copy the states in a chunk from `start` to `end`, and whether that is spare.
+
+        What is not spare comes first.
 
         That is where the prompt is left, so that whoever has the same one can go on; where it left what others had
         before it (`branch`), for whoever begins like them; before its end; and at the end of the chunk.
@@ -133,7 +122,7 @@ class StateGrid:
         last, parted = ((num // self.grid) * self.grid for num in (num_known - 1, branch))
         spare = [last - steps * self.grid for steps in self._back] + ([end] if end % self.grid == 0 else [])
         each = dict.fromkeys([last, parted, *spare])
-        return [StatePlace(at, at not in (last, parted)) for at in each if start < at <= end]
+        return [(at, at not in (last, parted)) for at in each if start < at <= end]
 
 
 @dataclass(frozen=True, slots=True)

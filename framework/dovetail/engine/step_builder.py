@@ -339,7 +339,13 @@ def saved_pages(common: Sequence[int]) -> int:
 
 def common_pages(one: Pages, other: Pages) -> int:
     """Return how many leading pages two requests share."""
-    num = min(len(one), len(other))
-    if not num or one[0] != other[0]:
+    low, high = 0, min(len(one), len(other))
+    if not high or one[0] != other[0]:
         return 0
-    return bisect_left(range(num), True, key=lambda at: one[at] != other[at])
+    while low < high:
+        middle = (low + high) // 2
+        if one[middle] == other[middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -231,8 +231,10 @@ class Stepper:
         for want in step.prompt_logprobs:
             launched.prompt_logprobs += [(want.at, found) for found in self._rank(want, step, hidden)]
         launched.pooled = self._pooler.take(step, hidden)
-        has_chunks = batch.num_decode < batch.num_requests
-        non_finite = self._check(batch.q_starts, hidden) if has_chunks else None  # of a lone token, the logits tell
+        non_finite = None
+        if batch.num_decode < batch.num_requests:  # of a lone token, the logits tell
+            non_finite = torch.zeros(batch.num_requests, dtype=torch.bool, device=hidden.device)
+            self._kernels.check_finite(hidden, batch.q_starts, non_finite)
         if non_finite is not None and num < batch.num_requests:
             launched.add_tokenless(np.arange(num, batch.num_requests), non_finite[num:])
         if num:
@@ -243,12 +245,6 @@ class Stepper:
             launched.parts.append(part)
             self._later(part, self._model.lm_head(hidden[batch.last_tokens]), step)
         return launched
-
-    def _check(self, starts: Tensor, hidden: Tensor) -> Tensor:
-        """Find the rows with a token whose hidden state is not finite: `[B]` bool."""
-        non_finite = torch.zeros(starts.shape[0] - 1, dtype=torch.bool, device=hidden.device)
-        self._kernels.check_finite(hidden, starts, non_finite)
-        return non_finite
 
     def _part(self, step: StepInput, first: int, stop: int, rows: Tensor) -> tuple[StepPart, RowFacts]:
         """The rows `first … stop - 1` of a step, once it is noted on the host how long they get."""

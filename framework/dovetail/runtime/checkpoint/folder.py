@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -224,18 +224,14 @@ class ModelFolder:
         """What the weight files hold, summed up; None: they are not read."""
         if self.headers is None:
             return None
-        return held_by(self.headers, is_packed=bool(quant_method(self.config)))
+        is_packed = bool(quant_method(self.config))
+        return held((h.name, h.numbers or h.shape, 1 if h.numbers else _numbers(h, is_packed)) for h in self.headers)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all weight files that are there, whether they are whole or not."""
         files = self.path.glob("*.safetensors") if self.stored is None else self.stored.files
         return sum(file.stat().st_size for file in files if file.is_file())
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What is odd about the folder, in sentences."""
-        return () if self._files is None or not self._files.note else (self._files.note,)
 
     def check(self) -> None:
         """Hold what the config claims against the headers of the tensors, once; who translates the config has it done.
@@ -264,8 +260,8 @@ class ModelFolder:
 
     def warn(self) -> None:
         """Log what is odd and served all the same; once for a start, so not while reading."""
-        for note in self.notes:
-            logger.warning("%s", note)
+        if self._files is not None and self._files.note:
+            logger.warning("%s", self._files.note)
 
     def model_config(
         self, config_from_hf: Callable[[Mapping[str, Any]], ModelConfig], served: Collection[str] = ()
@@ -318,20 +314,10 @@ class ModelFolder:
         return config
 
 
-def held_by(headers: Iterable[TensorHeader], *, is_packed: bool) -> CheckpointContents:
-    """Return what the weight files of a model folder hold.
-
-    Args:
-        headers: Of its tensors.
-        is_packed: Several quantised numbers may share an item, of whatever dtype: bitsandbytes stores nf4 in bfloat16.
-    """
-    return held(
-        (header.name, header.numbers or header.shape, 1 if header.numbers else _numbers(header, is_packed))
-        for header in headers
-    )
-
-
 def _numbers(header: TensorHeader, is_packed: bool) -> int:
-    """Return how many numbers each item of a tensor holds at most."""
+    """Return how many numbers each item of a tensor holds at most.
+
+    `is_packed`: several quantised numbers may share one, of whatever dtype: bitsandbytes stores nf4 in bfloat16.
+    """
     bits = header.num_bits
     return 1 if header.is_floating_point and bits >= 8 and not is_packed else max(1, bits // INT_BITS)
