@@ -64,7 +64,7 @@ def follow(service: GrammarService, rng: random.Random, rows: int, tokenizer: An
     assert len(in_force) == rows, found
     matchers = [each.compiled.matcher() for each in in_force]
     ids = [tokenizer.encode(json.dumps(value, ensure_ascii=False), add_special_tokens=False) for _, value in wanted]
-    mask = np.zeros((rows, service.vocabulary().mask_words), dtype=np.int32)
+    mask = np.zeros((rows, service._compiler.vocabulary().mask_words), dtype=np.int32)
     for step in range(max(map(len, ids))):
         going = [row for row in range(rows) if step < len(ids[row])]
         in_force[0].backend.fill_batch([matchers[row] for row in going], mask, going)

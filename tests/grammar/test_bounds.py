@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import msgspec
@@ -16,7 +17,7 @@ import pytest
 import requests
 from grammar_demo import json_option
 from served import ASK, Served
-from test_service import ENDLESS, outlines_option, settle, start_process
+from test_service import ENDLESS, outlines_option, pids_of, settle, start_process
 
 from dovetail.base.forks import ForkServer, send
 from dovetail.contracts.errors import RequestError
@@ -24,7 +25,7 @@ from dovetail.contracts.grammar import GrammarLimits, GrammarSpec, Kind, Vocabul
 from dovetail.grammar.compile import child
 from dovetail.grammar.compile.cache import Enforced, RejectedGrammar
 from dovetail.grammar.compile.child import try_out
-from dovetail.grammar.compile.jobs import CompileFuture, FairQueue, QueueBounds
+from dovetail.grammar.compile.jobs import CompileFuture, QueueBounds, Workers
 from dovetail.grammar.compile.pool import START_S, ChildTimeoutError
 from dovetail.grammar.compile.service import GrammarService
 from dovetail.grammar.pipeline import StructuredOutputs
@@ -95,7 +96,7 @@ def test_a_costly_compilation_ends_at_its_limit_outside_the_engine(make_service:
         assert isinstance(refused, RejectedGrammar)
         assert refused.code == TOO_COMPLEX
     assert time.monotonic() - began < 30  # the limit is 2 s; the machine may be busy
-    assert service.pids == []
+    assert pids_of(service) == []
 
 
 def test_the_last_way_has_time_where_others_take_too_long(make_service: Make) -> None:
@@ -194,20 +195,16 @@ def test_starting_a_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "nice", lambda _: 0)
     monkeypatch.setattr(signal, "setitimer", lambda _, seconds: timers.append(seconds))
 
-    class Worker:
-        def prepare(self, job: ChildJob) -> None:
-            """Nothing is left to load."""
-
-        def work(self, job: ChildJob) -> ChildReply:
-            timers.append(job.timeout_s)
-            return ChildReply()
+    def work(job: ChildJob) -> ChildReply:
+        timers.append(job.timeout_s)
+        return ChildReply()
 
     for ago in (4.0, 9.0):
         ours, theirs = socket.socketpair()
         with ours, theirs:
             job = ChildJob(option=json_option({"type": "null"}), timeout_s=5.0, sent=time.monotonic() - ago)
             send(ours, job)
-            child._serve(theirs, Worker())  # type: ignore[arg-type]
+            child._serve(theirs, ChildJob, work)
     assert all(0 < seconds <= 1.0 for seconds in timers)
     assert len(timers) == 4
 
@@ -342,7 +339,7 @@ def test_waiting_counts(make_service: Make) -> None:
     service = make_service(600.0)
     start_process(service)
     hanging = [service.request((outlines_option(f"{ENDLESS}{end}"),)) for end in "xy"]
-    while len(service.pids) < 2:
+    while len(pids_of(service)) < 2:
         service.wait(0.05)
     held = threading.Event()
     service._swift.put("", lambda: held.wait(60))  # neither is there one for what is done soon
@@ -350,7 +347,7 @@ def test_waiting_counts(make_service: Make) -> None:
     late = (outlines_option("[gh]{2}"),)
     future = service.request(late)
     time.sleep(0.7)
-    for pid in service.pids:
+    for pid in pids_of(service):
         os.kill(pid, signal.SIGKILL)
     held.set()
     refused = settle(service, future)
@@ -366,17 +363,17 @@ def test_plain_grammars_do_not_wait_behind_hard_ones(make_service: Make, monkeyp
     service = make_service(600.0)
     start_process(service)
     hanging = [service.request((outlines_option(f"{ENDLESS}{end}"),)) for end in "xy"]
-    while len(service.pids) < 2:
+    while len(pids_of(service)) < 2:
         service.wait(0.05)
     monkeypatch.setattr("dovetail.grammar.compile.service.SWIFT_S", 0.0)
     third = service.request((outlines_option("[gh]{3}"),))
-    while not len(service._outside.queue):
+    while not len(service._outside):
         service.wait(0.05)
     monkeypatch.setattr("dovetail.grammar.compile.service.SWIFT_S", 300.0)
     for letters in ("ab", "cd", "ef"):
         assert isinstance(settle(service, service.request((outlines_option(f"[{letters}]{{2}}"),))), Enforced)
     assert not any(future.is_ready for future in (*hanging, third))
-    for pid in service.pids:
+    for pid in pids_of(service):
         os.kill(pid, signal.SIGKILL)
     assert isinstance(settle(service, third), Enforced)
 
@@ -393,10 +390,10 @@ def test_what_waits_is_bounded_per_owner_and_in_all(make_service: Make) -> None:
     assert service.request(steps[1], "a") is first[1]
     third = service.request(steps[3], "b")
     assert outcome(service, steps[4], "c") == FULL
-    assert service.num_waiting == 3
+    assert len(service._pending) == 3
     held.set()
     assert all(isinstance(settle(service, future), Enforced) for future in (*first, third))
-    assert service.num_waiting == 0
+    assert not service._pending
     assert isinstance(settle(service, service.request(steps[2], "a")), Enforced)
     assert not service._waiting.num
 
@@ -452,7 +449,7 @@ def test_who_comes_while_a_job_is_given_up_is_served(make_service: Make, monkeyp
     service.release(service.request(steps))
     monkeypatch.setattr(service, "_finish", late)
     held.set()
-    while service.num_waiting:
+    while service._pending:
         service.wait(0.05)
     monkeypatch.undo()
     assert isinstance(settle(service, (joined or [service.request(steps)])[0]), Enforced)
@@ -488,13 +485,16 @@ def test_a_backend_that_raises_anywhere_fills_the_future(make_service: Make, mon
 
 def test_owners_take_turns() -> None:
     """One owner's many items do not delay another's one by more than one."""
-    queue: FairQueue[str] = FairQueue()
+    done: list[str] = []
+    workers = Workers("none", 0)
     for number in range(5):
-        queue.put("a", f"a{number}")
-    queue.put("b", "b0")
-    assert [queue.get() for _ in range(6)] == ["a0", "b0", "a1", "a2", "a3", "a4"]
-    queue.close()
-    assert queue.get() is None
+        workers.put("a", partial(done.append, f"a{number}"))
+    workers.put("b", partial(done.append, "b0"))
+    while len(workers) and (work := workers.take()) is not None:
+        work()
+    assert done == ["a0", "b0", "a1", "a2", "a3", "a4"]
+    workers.close()
+    assert workers.take() is None
 
 
 @pytest.mark.parametrize(("code", "status"), [(FULL, 503), (BUSY, 503), (OWNER_FULL, 429)])

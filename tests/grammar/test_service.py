@@ -8,7 +8,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
+import msgspec
 import pytest
 from grammar_demo import Demo, json_option
 
@@ -19,7 +21,6 @@ from dovetail.grammar.compile.jobs import CompileFuture
 from dovetail.grammar.compile.memory import Trimmer
 from dovetail.grammar.compile.pool import ChildDiedError, ChildTimeoutError, FinalValidator, WorkerPool
 from dovetail.grammar.compile.service import GrammarService
-from dovetail.grammar.compile.vocabulary import pack, unpack
 from dovetail.grammar.pipeline import StructuredOutputs
 from dovetail.grammar.spec.wire import ChildJob, ChildStart
 from dovetail.messages import GrammarOption
@@ -68,7 +69,9 @@ def start_process(service: GrammarService) -> None:
 
 def test_a_vocabulary_travels(small: Vocabulary) -> None:
     """What a compile process gets is the same vocabulary."""
-    copy = unpack(pack(small))
+    start = ChildStart(vocabulary=replace(small, encode=None))
+    copy = msgspec.msgpack.decode(msgspec.msgpack.encode(start), type=ChildStart).vocabulary
+    assert copy is not None
     assert (list(copy.tokens), copy.size, copy.eos_ids, copy.special_ids) == (
         list(small.tokens),
         small.size,
@@ -127,16 +130,16 @@ def test_a_hanging_compilation_is_killed_alone(
     assert hanging.outcome is None
     short = make_service(600)
     assert isinstance(settle(short, short.request((outlines_option("warm"),))), Enforced)
-    template = short.fork_server_pid
+    template = template_of(short)
     monkeypatch.setattr(short, "_timeout_s", 1.0)
     refused = settle(short, short.request((outlines_option(ENDLESS),)))
     assert isinstance(refused, RejectedGrammar)
     assert refused.code == "grammar_too_complex"
     assert "too long" in refused.message
-    assert short.pids == []
+    assert pids_of(short) == []
     monkeypatch.setattr(short, "_timeout_s", 600.0)
     assert isinstance(settle(short, short.request((outlines_option("[ef]{2}"),))), Enforced)
-    assert short.fork_server_pid == template
+    assert template_of(short) == template
 
 
 def test_a_grammar_that_allows_no_text_is_not_enforced(make_service: Callable[..., GrammarService]) -> None:
@@ -191,24 +194,34 @@ def test_a_killed_template_costs_nothing(make_service: Callable[[float], Grammar
     """What was forked from it goes on, and the next grammar is compiled by another."""
     service = make_service(600)
     future = service.request((outlines_option(ENDLESS),))
-    pid, template = working(service), service.fork_server_pid
+    pid, template = working(service), template_of(service)
     assert template is not None
     os.kill(template, signal.SIGKILL)
     assert isinstance(settle(service, service.request((outlines_option("[gh]{2}"),))), Enforced)
-    assert service.fork_server_pid != template
-    assert service.pids == [pid]
+    assert template_of(service) != template
+    assert pids_of(service) == [pid]
     assert not future.is_ready
     service.close()
     assert isinstance(settle(service, future), RejectedGrammar)
 
 
+def pids_of(service: GrammarService) -> list[int]:
+    """Return the ids of the processes that compile."""
+    return [] if service._compiler._pool is None else service._compiler._pool.pids
+
+
+def template_of(service: GrammarService) -> int | None:
+    """Return the id of the process that those are forked from."""
+    return None if service._compiler._pool is None else service._compiler._pool._fork_server.pid
+
+
 def working(service: GrammarService) -> int:
     """Wait for a process that compiles; returns its id."""
     deadline = time.monotonic() + 240
-    while not service.pids:
+    while not pids_of(service):
         assert time.monotonic() < deadline
         service.wait(0.05)
-    [pid] = service.pids
+    [pid] = pids_of(service)
     return pid
 
 
@@ -225,7 +238,7 @@ def test_an_engine_survives_its_compile_process(make_demo: Callable[..., Demo]) 
 def test_memory_of_a_compilation_is_bounded(small: Vocabulary) -> None:
     """A compilation that wants more memory than it may have fails, and only it."""
     plan = make_plan(Registry.scan(), grammar_backend="outlines")
-    pool = WorkerPool(ChildStart(plan=plan, vocabulary=pack(small), max_bytes=64 << 20), 1)
+    pool = WorkerPool(ChildStart(plan=plan, vocabulary=replace(small, encode=None), max_bytes=64 << 20), 1)
     try:
         assert failed(pool, ChildJob(option=outlines_option(HARD), timeout_s=30))
         assert pool.run(ChildJob(option=outlines_option("ab"), timeout_s=20), 20).blob is not None

@@ -17,7 +17,10 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -27,7 +30,6 @@ from dovetail.base.process_limits import lower
 from dovetail.contracts.errors import DovetailError, RequestError
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, GrammarSpec, Kind, Vocabulary
 from dovetail.grammar.compile.memory import address_space, allocated_bytes, resident_bytes
-from dovetail.grammar.compile.vocabulary import unpack
 from dovetail.grammar.spec.refusals import TOO_COMPLEX
 from dovetail.grammar.spec.relax import relax_schema
 from dovetail.grammar.spec.wire import (
@@ -42,6 +44,8 @@ from dovetail.grammar.spec.wire import (
 from dovetail.messages import GrammarOption
 from dovetail.plugins import LoadedPlugins, PluginPlan, load
 from dovetail.sdk.masks import draw_ids
+
+Job = TypeVar("Job", ChildJob, ChildCheck)
 
 # Trying a compiled grammar out before anybody is given it: what fails at its first texts is refused in time.
 
@@ -113,19 +117,37 @@ def main(argv: list[str]) -> int:
         start = msgspec.msgpack.decode(receive(control), type=ChildStart)
     except GoneError:
         return 0
-    worker = SchemaValidator() if start.plan is None else CompileChild(start, start.plan)
-    return serve_forks(control, lambda channel: _serve(channel, worker))
+    if start.plan is None or start.vocabulary is None:
+        from dovetail.grammar.compile.validity import conforms  # imports jsonschema, which compiling does not need
+
+        return serve_forks(control, lambda channel: _serve(channel, ChildCheck, partial(_validate, conforms)))
+    compiler = CompileChild(start.plan, start.vocabulary, start.max_bytes)
+    return serve_forks(control, lambda channel: _serve(channel, ChildJob, compiler.work, compiler.prepare))
 
 
-def _serve(channel: socket.socket, worker: CompileChild | SchemaValidator) -> None:
+def _serve(
+    channel: socket.socket,
+    kind: type[Job],
+    work: Callable[[Job], ChildReply],
+    prepare: Callable[[Job], None] = lambda _: None,
+) -> None:
     """A copy's part: one job. A timer of the system ends it at the limit, in native code too."""
     os.nice(NICE)
-    job = msgspec.msgpack.decode(receive(channel), type=ChildJob | ChildCheck)
-    worker.prepare(job)
+    job = msgspec.msgpack.decode(receive(channel), type=kind)
+    prepare(job)
     send(channel, ChildBegun(pid=os.getpid()))
     job = msgspec.structs.replace(job, timeout_s=time_left(job))
     signal.setitimer(signal.ITIMER_REAL, job.timeout_s)
-    send(channel, worker.work(job))
+    send(channel, work(job))
+
+
+def _validate(conforms: Callable[[Any, str], bool | None], job: ChildCheck) -> ChildReply:
+    """Judge finished texts by a schema. Here, because a pattern can take Python's matcher for ever."""
+    try:
+        schema = json.loads(job.schema)
+        return ChildReply(validities=[conforms(schema, text) for text in job.texts])
+    except Exception as error:  # a schema that jsonschema cannot use judges nothing valid
+        return ChildReply(error=f"{type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,51 +169,24 @@ class Used:
         return max(held if held > NOISE_BYTES else 0, self.allocated - before.allocated, 0)
 
 
-class SchemaValidator:
-    """Judges finished texts."""
-
-    def __init__(self) -> None:
-        """Load what judging needs."""
-        from dovetail.grammar.compile.validity import conforms  # imports jsonschema, which compiling does not need
-
-        self._conforms = conforms
-
-    def prepare(self, job: ChildJob | ChildCheck) -> None:
-        """Nothing is left to load."""
-
-    def work(self, job: ChildJob | ChildCheck) -> ChildReply:
-        """Validate texts by a schema. Here, because a pattern can take Python's matcher for ever."""
-        if isinstance(job, ChildJob):
-            return ChildReply(error="this process only judges texts")
-        try:
-            schema = json.loads(job.schema)
-            return ChildReply(validities=[self._conforms(schema, text) for text in job.texts])
-        except Exception as error:  # a schema that jsonschema cannot use judges nothing valid
-            return ChildReply(error=f"{type(error).__name__}: {error}")
-
-
 class CompileChild:
     """Compiles grammars. The backends are made before the first job."""
 
-    def __init__(self, start: ChildStart, plan: PluginPlan) -> None:
-        self._max_bytes = start.max_bytes
-        self._vocabulary: Vocabulary = unpack(start.vocabulary)
+    def __init__(self, plan: PluginPlan, vocabulary: Vocabulary, max_bytes: int) -> None:
+        self._max_bytes, self._vocabulary = max_bytes, vocabulary
         self._plugins: LoadedPlugins = load(plan, "compiler")
         self._backends: dict[str, GrammarBackend] = {}
         for planned in plan.of_kind("grammar_backend"):
             with contextlib.suppress(Exception):  # one that cannot be made says why to whoever asks for it
                 self._compile_first(self._backend(planned.name))
 
-    def prepare(self, job: ChildJob | ChildCheck) -> None:
+    def prepare(self, job: ChildJob) -> None:
         """Make sure that a job does not pay for its backend."""
-        if isinstance(job, ChildJob):
-            with contextlib.suppress(Exception):  # as above: `work` asks again
-                self._backend(job.option.backend)
+        with contextlib.suppress(Exception):  # as above: `work` asks again
+            self._backend(job.option.backend)
 
-    def work(self, job: ChildJob | ChildCheck) -> ChildReply:
+    def work(self, job: ChildJob) -> ChildReply:
         """Compile within the memory limit; what a backend raises becomes the reply's error."""
-        if isinstance(job, ChildCheck):
-            return ChildReply(error="this process only compiles grammars")
         has_memory = True
         try:
             backend = self._backend(job.option.backend)

@@ -8,14 +8,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.contracts.grammar import CompiledGrammar, GrammarBackend, GrammarLimits, Vocabulary
 from dovetail.grammar.compile.pool import ChildTimeoutError, WorkerPool
-from dovetail.grammar.compile.vocabulary import pack
 from dovetail.grammar.spec.refusals import TOO_COMPLEX
 from dovetail.grammar.spec.relax import lightened, without
 from dovetail.grammar.spec.route import PlaceMap, asked
@@ -64,16 +63,6 @@ class Compiler:
         self._vocabulary: Vocabulary | None = None
         self._backends: dict[str, GrammarBackend] = {}
         self._pool: WorkerPool | None = None
-
-    @property
-    def pids(self) -> list[int]:
-        """Ids of the processes that compile."""
-        return self._pool.pids if self._pool is not None else []
-
-    @property
-    def fork_server_pid(self) -> int | None:
-        """Id of the process that those are forked from; None while there is none."""
-        return self._pool.fork_server_pid if self._pool is not None else None
 
     @property
     def is_ready(self) -> bool:
@@ -176,9 +165,8 @@ class Compiler:
         vocabulary = self.vocabulary()
         with self._making:
             if self._pool is None:
-                start = ChildStart(
-                    plan=self._plugins.plan, vocabulary=pack(vocabulary), max_bytes=self._limits.max_bytes
-                )
+                plan, alone = self._plugins.plan, replace(vocabulary, encode=None)
+                start = ChildStart(plan=plan, vocabulary=alone, max_bytes=self._limits.max_bytes)
                 self._pool = WorkerPool(start, self._max_children)
             return self._pool
 

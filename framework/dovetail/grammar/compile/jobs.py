@@ -9,7 +9,6 @@ import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 from dovetail.grammar.compile.cache import Enforced, RejectedGrammar
 from dovetail.grammar.spec.refusals import FULL, OWNER_FULL
@@ -138,36 +137,38 @@ class WaitingCompile:
 logger = logging.getLogger(__name__)
 
 NICE = 5
-T = TypeVar("T")
 
 
-class FairQueue(Generic[T]):
-    """Takes from each owner in turn. Thread-safe."""
+class Workers:
+    """Threads that run what is put to them, from each owner in turn; they yield to the engine's."""
 
-    def __init__(self) -> None:
-        self._by_owner: OrderedDict[str, deque[T]] = OrderedDict()
+    def __init__(self, name: str, num: int) -> None:
+        """Start `num` threads."""
+        self._by_owner: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()
         self._changed = threading.Condition()
         self._closed = False
         self._num_idle = 0
+        for index in range(num):
+            threading.Thread(target=self._run, name=f"{name}-{index}", daemon=True).start()
 
     @property
     def is_free(self) -> bool:
-        """Whether somebody waits for an item that would come now."""
+        """Whether a thread would take work at once."""
         with self._changed:
-            return self._num_idle > sum(len(items) for items in self._by_owner.values())
+            return self._num_idle > len(self)
 
     def __len__(self) -> int:
         with self._changed:
-            return sum(len(items) for items in self._by_owner.values())
+            return sum(map(len, self._by_owner.values()))
 
-    def put(self, owner: str, item: T) -> None:
-        """Add an item behind the owner's others."""
+    def put(self, owner: str, work: Callable[[], None]) -> None:
+        """Have work done, behind the owner's other; it must not raise."""
         with self._changed:
-            self._by_owner.setdefault(owner, deque()).append(item)
+            self._by_owner.setdefault(owner, deque()).append(work)
             self._changed.notify()
 
-    def get(self) -> T | None:
-        """Wait for an item; None once the queue was closed."""
+    def take(self) -> Callable[[], None] | None:
+        """Wait for work; None once these were closed."""
         with self._changed:
             self._num_idle += 1
             while not self._by_owner and not self._closed:
@@ -175,45 +176,22 @@ class FairQueue(Generic[T]):
             self._num_idle -= 1
             if self._closed:
                 return None
-            owner, items = self._by_owner.popitem(last=False)
-            item = items.popleft()
-            if items:
-                self._by_owner[owner] = items  # behind the other owners
-            return item
+            owner, waiting = self._by_owner.popitem(last=False)
+            work = waiting.popleft()
+            if waiting:
+                self._by_owner[owner] = waiting  # behind the other owners
+            return work
 
     def close(self) -> None:
-        """Drop what waits and wake whoever waits for it."""
+        """Drop what waits and end the threads; what one is working on goes on."""
         with self._changed:
             self._closed = True
             self._by_owner.clear()
             self._changed.notify_all()
 
-
-class Workers:
-    """Threads that run what is put to them, in turn between owners; they yield to the engine's."""
-
-    def __init__(self, name: str, num: int) -> None:
-        """Start `num` threads."""
-        self.queue: FairQueue[Callable[[], None]] = FairQueue()
-        for index in range(num):
-            threading.Thread(target=self._run, name=f"{name}-{index}", daemon=True).start()
-
-    def put(self, owner: str, work: Callable[[], None]) -> None:
-        """Have work done; it must not raise."""
-        self.queue.put(owner, work)
-
-    @property
-    def is_free(self) -> bool:
-        """Whether a thread would take work at once."""
-        return self.queue.is_free
-
-    def close(self) -> None:
-        """End the threads; what one is working on goes on."""
-        self.queue.close()
-
     def _run(self) -> None:
         be_nice()
-        while (work := self.queue.get()) is not None:
+        while (work := self.take()) is not None:
             work()
             del work  # what it holds, such as a grammar, would stay until the next one comes
 

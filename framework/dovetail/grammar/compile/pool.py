@@ -42,11 +42,6 @@ class WorkerPool:
         self._working: set[int] = set()
 
     @property
-    def fork_server_pid(self) -> int | None:
-        """Id of the process that forks the others; None while there is none."""
-        return self._fork_server.pid
-
-    @property
     def is_ready(self) -> bool:
         """Whether a job begins as soon as it comes."""
         return self._fork_server.is_ready

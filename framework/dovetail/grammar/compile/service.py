@@ -95,21 +95,6 @@ class GrammarService:
         self._making = threading.Lock()
         self._sets: TokenSets | None = None
 
-    @property
-    def pids(self) -> list[int]:
-        """Ids of the processes that compile."""
-        return self._compiler.pids
-
-    @property
-    def fork_server_pid(self) -> int | None:
-        """Id of the process that those are forked from; None while there is none."""
-        return self._compiler.fork_server_pid
-
-    @property
-    def num_waiting(self) -> int:
-        """Distinct grammars that are being compiled, or wait for it."""
-        return len(self._pending)
-
     def request(self, options: Options, owner: str = "", *, again: bool = False) -> CompileFuture:
         """Claim a grammar. The future of one that is known is filled at once, and that of one too many, too.
 
@@ -183,14 +168,6 @@ class GrammarService:
             if self._sets is None:
                 self._sets = TokenSets(vocabulary)
             return self._sets
-
-    def vocabulary(self) -> Vocabulary:
-        """The model's vocabulary, made at the first call.
-
-        Raises:
-            DovetailError: It cannot be made.
-        """
-        return self._compiler.vocabulary()
 
     def warm_up(self) -> threading.Event:
         """Prepare in the background what the first grammar would wait for.
@@ -389,7 +366,7 @@ class GrammarService:
             job.future.fill(outcome)
         self._finished.set()
         self._trimmer.soon()
-        if isinstance(outcome, Enforced) and len(self._warmup_pool.queue) < MAX_WARMING:
+        if isinstance(outcome, Enforced) and len(self._warmup_pool) < MAX_WARMING:
             self._warmup_pool.put(job.owner, partial(self._warm, outcome))
 
     def _let_go(self) -> bool:

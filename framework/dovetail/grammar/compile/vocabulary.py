@@ -1,4 +1,4 @@
-"""The `Vocabulary` of a model, from its tokenizer, and its form on the way to a compile process."""
+"""The `Vocabulary` of a model, from its tokenizer."""
 
 from __future__ import annotations
 
@@ -9,17 +9,6 @@ import msgspec
 
 from dovetail.contracts.grammar import Vocabulary
 from dovetail.text.tokenizer.tokenizer import Tokenizer
-
-
-class PackedVocabulary(msgspec.Struct, frozen=True, array_like=True):
-    """A `Vocabulary` as msgpack carries it; `encode` stays behind."""
-
-    tokens: list[bytes]
-    size: int
-    eos_ids: list[int]
-    special_ids: list[int]
-    fingerprint: str
-    added: dict[str, int]
 
 
 def make_vocabulary(
@@ -61,25 +50,3 @@ def make_vocabulary(
 def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
     """Return what each id of a tokenizer stands for."""
     return [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
-
-
-def pack(vocabulary: Vocabulary) -> bytes:
-    """Return a vocabulary as msgpack."""
-    v = vocabulary
-    packed = PackedVocabulary(
-        list(v.tokens), v.size, sorted(v.eos_ids), sorted(v.special_ids), v.fingerprint, dict(v.added)
-    )
-    return msgspec.msgpack.encode(packed)
-
-
-def unpack(data: bytes) -> Vocabulary:
-    """Read what `pack` wrote."""
-    p = msgspec.msgpack.decode(data, type=PackedVocabulary)
-    return Vocabulary(
-        tokens=p.tokens,
-        size=p.size,
-        eos_ids=frozenset(p.eos_ids),
-        special_ids=frozenset(p.special_ids),
-        fingerprint=p.fingerprint,
-        added=p.added,
-    )

@@ -6,25 +6,25 @@ import time
 
 import msgspec
 
-from dovetail.contracts.grammar import GrammarSpec, Kind
+from dovetail.contracts.grammar import GrammarSpec, Kind, Vocabulary
 from dovetail.messages import GrammarOption
 from dovetail.plugins import PluginPlan
 
 MIN_S = 0.1
 
 
-class ChildStart(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """First message to a fork server.
+class ChildStart(msgspec.Struct, frozen=True, kw_only=True):
+    """First message to a fork server: its copies compile grammars, or without a `plan` validate texts.
 
-    Without a `plan` it judges texts only. `max_bytes` is what a job may allocate beyond what was loaded.
+    Of the vocabulary `encode` stays behind. `max_bytes` is what a job may allocate beyond what was loaded.
     """
 
     plan: PluginPlan | None = None
-    vocabulary: bytes = b""
+    vocabulary: Vocabulary | None = None
     max_bytes: int = 0
 
 
-class ChildJob(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class ChildJob(msgspec.Struct, frozen=True, kw_only=True):
     """Compile one grammar within `timeout_s` from `sent` on, a time of the clock `time.monotonic` of both processes."""
 
     option: GrammarOption
@@ -32,7 +32,7 @@ class ChildJob(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sent: float = 0.0
 
 
-class ChildCheck(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class ChildCheck(msgspec.Struct, frozen=True, kw_only=True):
     """Validate finished texts by a JSON Schema within `timeout_s`; `sent` as above."""
 
     schema: str
