@@ -126,12 +126,18 @@ def backend(vocabulary: Vocabulary) -> GrammarBackend:
 
 
 def gate_of(
-    spec: FormatSpec, tokenizer: Tokenizer, tail: str, *, budget: int | None = None, **use: Any
+    spec: FormatSpec,
+    tokenizer: Tokenizer,
+    tail: str,
+    *,
+    budget: int | None = None,
+    constrained: bool = False,
+    **use: Any,
 ) -> ReasoningGate | None:
-    thinking = thinking_of(spec, tokenizer, tail, ReasoningOptions(budget=budget, **{"constrained": False, **use}))
+    thinking = thinking_of(spec, tokenizer, tail, ReasoningOptions(budget=budget, **use))
     if thinking is None:
         return None
-    return make_gate(thinking, tokens_of(tokenizer), constrained=use.get("constrained", False))
+    return make_gate(thinking, tokens_of(tokenizer), constrained=constrained)
 
 
 def followed(spec: FormatSpec) -> FormatSpec:
@@ -436,15 +442,13 @@ def test_a_format_that_does_not_say_where_it_thinks_is_refused(tokenizer: Tokeni
     """A machine without `messages`, and one whose markers are no tokens, give the request's field and a reason."""
     for spec, vocabulary in ((FormatSpec(machine=HarmonyParser), tokenizer), (HARMONY, byte_fallback())):
         with pytest.raises(RequestError) as caught:
-            thinking_of(spec, vocabulary, "<|start|>assistant", ReasoningOptions(constrained=True, param="json_schema"))
+            thinking_of(spec, vocabulary, "<|start|>assistant", ReasoningOptions(param="json_schema"))
         assert (caught.value.param, caught.value.code) == ("json_schema", "unsupported_parameter")
 
 
 def test_a_budget_needs_thinking(tokenizer: Tokenizer) -> None:
     """Where nothing is known of thinking a budget is refused, and a grammar starts at once."""
     with pytest.raises(RequestError, match="needs a model that thinks"):
-        thinking_of(
-            FormatSpec(), tokenizer, "x", ReasoningOptions(constrained=False, budget=3, param="thinking_budget")
-        )
-    assert thinking_of(FormatSpec(), tokenizer, "x", ReasoningOptions(constrained=True)) is None
-    assert thinking_of(FULL, tokenizer, "<think></think>", ReasoningOptions(constrained=True)) is None
+        thinking_of(FormatSpec(), tokenizer, "x", ReasoningOptions(budget=3, param="thinking_budget"))
+    assert thinking_of(FormatSpec(), tokenizer, "x", ReasoningOptions()) is None
+    assert thinking_of(FULL, tokenizer, "<think></think>", ReasoningOptions()) is None

@@ -30,6 +30,14 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
 }
 POSITIVE = frozenset(("repetition_penalty",))
 """The least itself is too little for these."""
+
+
+def is_within(name: str, value: float, bounds: Mapping[str, tuple[float, float]] = BOUNDS) -> bool:
+    """Whether a number is possible; what is none (NaN) never is."""
+    least, most = bounds[name]
+    return least <= value <= most and not (value == least and name in POSITIVE)
+
+
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """Of thinking."""
 TOOL_NAME, MAX_TOOL_NAME = r"^[A-Za-z0-9_.:\-]+$", 256

@@ -42,6 +42,7 @@ from dovetail.processing.bounds import (
     MAX_TOKENS,
     POSITIVE,
     RID,
+    is_within,
 )
 from dovetail.processing.refusals import empty_prompt, fields_named, wrong
 
@@ -276,12 +277,11 @@ def check_forms(name: str, values: list[JsonObject], param: str) -> None:
 
 
 def _check_numbers(struct: Any, bounds: Mapping[str, tuple[float, float]], names: Names) -> None:
-    """Refuse what is out of bounds, which what is no number (NaN) always is."""
+    """Refuse what is out of bounds."""
     for name, (least, most) in bounds.items():
         value = getattr(struct, name)
-        if value is not None and (not least <= value <= most or (value == least and name in POSITIVE)):
-            param = getattr(names, name, name)
-            above = "above" if name in POSITIVE else "from"
+        if value is not None and not is_within(name, value, bounds):
+            param, above = getattr(names, name, name), "above" if name in POSITIVE else "from"
             raise wrong(f"{param} must be {above} {least} to {most}, not {value}", param)
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.output import FormatSpec, Markers, Messages, State
 from dovetail.contracts.reasoning import ParserRequest
-from dovetail.grammar.pipeline import GrammarOutcome, StructuredOutputs
+from dovetail.grammar.pipeline import GrammarOutcome
 from dovetail.grammar.spec.fields import RequestedGrammar
 from dovetail.grammar.spec.route import GrammarRoute
 from dovetail.messages import GrammarOption, MarkedThinking, Marker, MessageThinking, Thinking
@@ -28,13 +28,11 @@ class ReasoningOptions:
     """What a request wants of the gate.
 
     Attributes:
-        constrained: It has a grammar.
-        calls: The grammar is one of tool calls.
+        calls: It has a grammar, which is one of tool calls.
         budget: Most tokens of thinking.
         param: The request's field, for errors.
     """
 
-    constrained: bool
     calls: bool = False
     budget: int | None = None
     param: str = "a grammar"
@@ -161,40 +159,26 @@ class Constraints:
 NONE = Constraints()
 
 
-def text_constraints(
-    asked: RequestedGrammar | None, backend: str | None, processor: Processor, *, budget: int | None = None
-) -> Constraints:
-    """Return the constraints of a request without a conversation: the grammar holds from the first token.
-
-    Raises:
-        RequestError: See `StructuredOutputs`; or there is a budget, and nothing that thinks.
-    """
-    structured = processor.grammar if backend is None else processor.grammar.only(backend)
-    route = None if asked is None else structured.route(asked)
-    if budget is not None:
-        use = ReasoningOptions(constrained=route is not None, budget=budget, param="thinking_budget")
-        thinking_of(FormatSpec(), processor.tokenizer, None, use)
-    return NONE if route is None else Constraints(route=route)
-
-
-def chat_constraints(
+def constraints_of(
     asked: RequestedGrammar | None,
     backend: str | None,
     processor: Processor,
     *,
-    tools: ToolOptions | None,
     budget: int | None,
-    template_kwargs: Mapping[str, Any],
-    tail: str,
+    tools: ToolOptions | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+    tail: str | None = None,
 ) -> Constraints:
-    """Return the constraints of a conversation. What is only preferred is left where it cannot be had.
+    """Return the constraints of a request. What is only preferred is left where it cannot be had.
+
+    Without a conversation, which the last three are of, the grammar holds from the first token.
 
     Args:
         asked: The grammar of the content.
         backend: The only one that may enforce, where the request names one.
         processor: The model's format, and what enforces grammars.
-        tools: Those that the model may call.
         budget: Most tokens of thinking.
+        tools: Those that the model may call.
         template_kwargs: The template's variables.
         tail: What the template appended to the prompt.
 
@@ -204,42 +188,33 @@ def chat_constraints(
     if tools is not None and tools.prefers_grammar and not tools.needs_grammar:
         with suppress(RequestError):
             held_to = replace(tools, strict=True, prefers_grammar=False)
-            return chat_constraints(
-                asked, backend, processor, tools=held_to, budget=budget, template_kwargs=template_kwargs, tail=tail
+            return constraints_of(
+                asked, backend, processor, budget=budget, tools=held_to, template_kwargs=template_kwargs, tail=tail
             )
     structured = processor.grammar if backend is None else processor.grammar.only(backend)
     if asked is None and budget is None and not (tools is not None and tools.needs_grammar):
         return NONE
-    spec = _format(tools, processor, template_kwargs)
+    spec = FormatSpec()
+    if tail is not None and processor.reasoning is not None:
+        request = ParserRequest(template_kwargs=template_kwargs or {})
+        spec = processor.reasoning.spec(processor.tokenizer, processor.template, request)
+    if tools is not None:
+        spec = tools.parser.extend(spec, tools.tools)
     route = None if asked is None else structured.route(asked)
     calls = None
     if tools is not None and (tools.needs_grammar or asked is not None):
         # Beside a grammar of the content, calls are the alternative, not something within free text.
         choice = "required" if asked is not None and tools.choice == "auto" else tools.choice
-        calls = _calls(tools, processor, structured, choice)
-    if asked is not None and calls is not None and tools is not None:
+        calls = structured.tools(
+            tools.parser, processor.tools_name, tools.tools, choice, parallel=tools.parallel, param=tools.param
+        )
         # A call that must come leaves no content for the grammar to describe.
-        route = calls if tools.choice != "auto" else structured.either(asked, calls, spec)
-    route = route or calls
+        route = calls if asked is None or tools.choice != "auto" else structured.either(asked, calls, spec)
     if route is None and budget is None:
         return NONE
     param = "thinking_budget" if route is None or budget is not None else route.param
-    use = ReasoningOptions(constrained=route is not None, calls=calls is not None, budget=budget, param=param)
+    use = ReasoningOptions(calls=calls is not None, budget=budget, param=param)
     return Constraints(route=route, thinking=thinking_of(spec, processor.tokenizer, tail, use))
-
-
-def _calls(tools: ToolOptions, processor: Processor, structured: StructuredOutputs, choice: Any) -> GrammarRoute:
-    name = processor.tools_name
-    return structured.tools(tools.parser, name, tools.tools, choice, parallel=tools.parallel, param=tools.param)
-
-
-def _format(tools: ToolOptions | None, processor: Processor, template_kwargs: Mapping[str, Any]) -> FormatSpec:
-    """The format that the output parser reads the reply with."""
-    spec = FormatSpec()
-    if processor.reasoning is not None:
-        request = ParserRequest(template_kwargs=template_kwargs)
-        spec = processor.reasoning.spec(processor.tokenizer, processor.template, request)
-    return spec if tools is None else tools.parser.extend(spec, tools.tools)
 
 
 def outcome_of(

@@ -21,7 +21,7 @@ from dovetail.contracts.requests import Chat, Ids, Names, Prompt, Request, Text
 from dovetail.grammar.spec.fields import RequestedGrammar, read_grammar
 from dovetail.messages import SamplerParams, Submit
 from dovetail.messages.media import MediaSpan
-from dovetail.processing.constraints import NONE, Constraints, chat_constraints, text_constraints
+from dovetail.processing.constraints import NONE, Constraints, constraints_of
 from dovetail.processing.image_parts import cuts_images, media_of, of_images, shown, surrounded, with_images, with_media
 from dovetail.processing.processor import Processor
 from dovetail.processing.prompts import ChatTokens, chat_prompt, cut_to, last_words, without_oldest
@@ -303,15 +303,12 @@ class Preparation:
         prompt_logprobs = num_top(of_prompt, limits, "prompt_logprobs")
         stops = stop_rules(request.sampling)
         constraints = self._constraints(tail)
-        params = sampling_params(
-            request.sampling,
-            processor,
-            max_tokens=max_tokens,
+        params = replace(
+            sampling_params(request.sampling, processor, max_tokens=max_tokens, use_defaults=request.uses_defaults),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             prompt_logprobs_start=0 if of_prompt is None else prompt_logprobs_start or 0,
-            logprob_token_ids=named,
-            use_defaults=request.uses_defaults,
+            logprob_token_ids=tuple(named),
         )
         first = request.prompts[0]
         if not isinstance(first, Chat) and (fill_in := self._fill_in(first.suffix)) is not None:
@@ -324,17 +321,10 @@ class Preparation:
         budget = request.thinking_budget
         if request.no_thinking and processor.reasoning is not None:
             budget = 0
-        if tail is None:
-            return text_constraints(self.grammar, request.grammar_backend, processor, budget=budget)
-        return chat_constraints(
-            self.grammar,
-            request.grammar_backend,
-            processor,
-            tools=self.tools,
-            budget=budget,
-            template_kwargs=self.template_kwargs,
-            tail=tail,
-        )
+        chat: dict[str, Any] = {}
+        if tail is not None:
+            chat = {"tools": self.tools, "template_kwargs": self.template_kwargs, "tail": tail}
+        return constraints_of(self.grammar, request.grammar_backend, processor, budget=budget, **chat)
 
     def _reading(self, tail: str) -> dict[str, Any]:
         return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dovetail.processing.bounds import BOUNDS, POSITIVE
+from dovetail.processing.bounds import BOUNDS, POSITIVE, is_within
 from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 
@@ -31,7 +31,7 @@ def oddities(tokenizer: Tokenizer, rows: int, *, generates: bool) -> Iterator[st
             "tokenizer_config.json."
         )
     for name, value in tokenizer.default_sampling.items():
-        if not _is_possible(name, value):
+        if not is_within(name, value):
             low, high = BOUNDS[name]
             least = f"above {low:,}" if name in POSITIVE else f"from {low:,}"
             yield f"generation_config.json: {name} is {value}; it must be {least} to {high:,}: it is left out."
@@ -39,12 +39,7 @@ def oddities(tokenizer: Tokenizer, rows: int, *, generates: bool) -> Iterator[st
 
 def usable_defaults(tokenizer: Tokenizer) -> dict[str, float | int]:
     """Return the sampling defaults that a request could give, too; `oddities` tells of the others."""
-    return {name: value for name, value in tokenizer.default_sampling.items() if _is_possible(name, value)}
-
-
-def _is_possible(name: str, value: float) -> bool:
-    low, high = BOUNDS[name]
-    return low <= value <= high and not (name in POSITIVE and value == low)
+    return {name: value for name, value in tokenizer.default_sampling.items() if is_within(name, value)}
 
 
 def _too_many(tokenizer: Tokenizer, rows: int) -> str:

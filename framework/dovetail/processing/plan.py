@@ -50,18 +50,6 @@ Added = Callable[[Registry], Mapping[str, str | list[str]]]
 Scanned = tuple[Registry, HookManager]
 
 
-def scan_once(settings: PluginSettings) -> Callable[[], Scanned]:
-    """Return what `scan`s at its first call, and gives the same from then on."""
-    found: list[Scanned] = []
-
-    def scanned() -> Scanned:
-        if not found:
-            found.append(scan(settings))
-        return found[0]
-
-    return scanned
-
-
 def plan_plugins(
     settings: S,
     model: ModelFolder,
@@ -85,7 +73,7 @@ def plan_plugins(
         PluginError: One that was asked for is unknown or cannot be used, or an option is wrong.
     """
     try:
-        registry, manager = (scanned or scan_once(settings))()
+        registry, manager = scanned() if scanned is not None else scan(settings)
         if added is not None:
             settings = settings.model_copy(update=added(registry))
         facts = {"architecture": model.architecture, "device": settings.device, "model_path": settings.model_path}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -18,7 +19,7 @@ from dovetail.plugins import PluginPlan, Registry
 from dovetail.plugins.config_facts import config_facts
 from dovetail.plugins.plan import AUTO
 from dovetail.processing.images import max_patches_of
-from dovetail.processing.plan import Added, plan_plugins, scan_once
+from dovetail.processing.plan import Added, plan_plugins, scan
 from dovetail.processing.plugin_settings import PluginSettings
 from dovetail.runtime.checkpoint.folder import ModelFolder
 from dovetail.runtime.checkpoint.hub import with_folders
@@ -83,7 +84,7 @@ def examine(
         device: The kind of device to plan for; None: what is here.
         loads: Whether this process will serve; else it only looks, and neither finds nor loads parsers and APIs.
     """
-    scanned = scan_once(settings)
+    scanned = cache(partial(scan, settings))
     if device is None:
         check_device(scanned()[0], settings.device)
     formats = Formats.of_registry(lambda: scanned()[0], settings.load_format)

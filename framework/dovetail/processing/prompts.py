@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from msgspec.structs import replace
-
 from dovetail.contracts.errors import RequestError
-from dovetail.contracts.processor import ImageProcessor
 from dovetail.contracts.requests import Chat, Cut, Ids
 from dovetail.messages.media import MediaSpan
 from dovetail.processing.image_parts import PlainPlaceholders, expanded, images_of, with_images
@@ -54,56 +51,27 @@ def chat_prompt(
         InlineCostError: It has images, which are not loaded here.
     """
     processor.check_size(chat.messages)
-    if (images := processor.images) is not None:
-        chat = replace(chat, messages=with_images(chat.messages, processor.load_images, salt))
-        return _seen(processor, images, chat, tools, template_kwargs, keeps)
+    images, seeing, plain = [], processor.images, None
+    given: dict[str, Any] = {"messages": chat.messages, "tools": tools, "documents": chat.documents}
+    given["template_kwargs"] = template_kwargs
+    if seeing is not None:
+        given["messages"] = with_images(chat.messages, processor.load_images, salt)
+        if images := images_of(given["messages"]):
+            processor.begun = None  # where the text has an image, the engine gets others
+        plain = PlainPlaceholders(processor, seeing.placeholder_id)
+        given = {name: plain.marked(value) for name, value in given.items()}
     rendered = processor.template.render(
-        chat.messages,
-        tools=tools,
-        documents=chat.documents,
-        add_generation_prompt=chat.add_generation_prompt,
-        continue_final_message=chat.continues,
-        template_kwargs=template_kwargs,
+        **given, add_generation_prompt=chat.add_generation_prompt, continue_final_message=chat.continues
     )
-    if chat.input_ids is None:
-        special = chat.adds_special_tokens
-        ids = processor.encode(rendered.text, "messages", add_special_tokens=special, keeps=keeps)
-        return ChatTokens(ids, rendered.tail)
-    return ChatTokens(*_of_ids(processor, chat.input_ids))
-
-
-def _of_ids(processor: Processor, ids: list[int]) -> tuple[list[int], str]:
-    check_token_ids(ids, processor.limits.vocab_size, "input_ids")
-    return ids, processor.tokenizer.decode(ids[-TAIL_TOKENS:], skip_special_tokens=False)
-
-
-def _seen(
-    processor: Processor,
-    seeing: ImageProcessor,
-    chat: Chat,
-    tools: Tools,
-    template_kwargs: Mapping[str, Any],
-    keeps: bool,
-) -> ChatTokens:
-    """As `chat_prompt`, for a model that sees; the conversation's images are loaded."""
-    messages = chat.messages
-    if images := images_of(messages):
-        processor.begun = None  # where the text has an image, the engine gets others
-    plain = PlainPlaceholders(processor, seeing.placeholder_id)
-    rendered = processor.template.render(
-        plain.marked(messages),
-        tools=plain.marked(tools),
-        documents=plain.marked(chat.documents),
-        add_generation_prompt=chat.add_generation_prompt,
-        continue_final_message=chat.continues,
-        template_kwargs=plain.marked(template_kwargs),
-    )
-    if chat.input_ids is None:
-        ids = plain.encode(rendered.text, add_special_tokens=chat.adds_special_tokens, keeps=keeps)
-        tail = plain.unmarked(rendered.tail)
+    special, tail = chat.adds_special_tokens, rendered.tail
+    if (ids := chat.input_ids) is not None:
+        check_token_ids(ids, processor.limits.vocab_size, "input_ids")
+        tail = processor.tokenizer.decode(ids[-TAIL_TOKENS:], skip_special_tokens=False)
+    elif plain is not None:
+        ids, tail = plain.encode(rendered.text, add_special_tokens=special, keeps=keeps), plain.unmarked(tail)
     else:
-        ids, tail = _of_ids(processor, chat.input_ids)
-    if not images:
+        ids = processor.encode(rendered.text, "messages", add_special_tokens=special, keeps=keeps)
+    if seeing is None or not images:
         return ChatTokens(ids, tail)
     hint = "this model's template does not show an image where the request has one"
     made = expanded(ids, seeing, images, "messages", hint)

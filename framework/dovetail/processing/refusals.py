@@ -11,22 +11,49 @@ from dovetail.contracts.errors import RequestError
 TOO_LONG = "context_length_exceeded"
 
 
+_LONGER = "is longer than the model's context length"
+
+
+def _beyond(what: str, context_len: int, fix: str, param: str) -> RequestError:
+    text = f"{what} this model's maximum context length is {context_len} tokens; {fix}"
+    return RequestError(text, param=param, code=TOO_LONG)
+
+
 def prompt_too_long(num_tokens: int, context_len: int, param: str) -> RequestError:
     """The prompt alone fills the context."""
-    text = (
-        f"the prompt has {num_tokens} tokens, which is longer than the model's context length, and leaves no room for "
-        f"output: this model's maximum context length is {context_len} tokens; shorten the prompt"
-    )
-    return RequestError(text, param=param, code=TOO_LONG)
+    what = f"the prompt has {num_tokens} tokens, which {_LONGER}, and leaves no room for output:"
+    return _beyond(what, context_len, "shorten the prompt", param)
 
 
 def prompt_far_too_long(num_tokens: int, context_len: int, param: str) -> RequestError:
     """A look at parts of the prompt says that it is several contexts long."""
-    text = (
-        f"the prompt has about {num_tokens} tokens, which is longer than the model's context length: this model's "
-        f"maximum context length is {context_len} tokens; shorten the prompt"
-    )
-    return RequestError(text, param=param, code=TOO_LONG)
+    what = f"the prompt has about {num_tokens} tokens, which {_LONGER}:"
+    return _beyond(what, context_len, "shorten the prompt", param)
+
+
+def input_too_long(num_tokens: int, context_len: int, param: str) -> RequestError:
+    """A text to be embedded does not fit the context."""
+    what = f"{param} has {num_tokens} tokens, which {_LONGER}:"
+    return _beyond(what, context_len, "shorten it, or send truncate_prompt_tokens: -1", param)
+
+
+def output_too_long(num_tokens: int, max_tokens: int, context_len: int, param: str) -> RequestError:
+    """Prompt and requested output together exceed the context."""
+    num = num_tokens + max_tokens
+    what = f"{num_tokens} prompt tokens and {max_tokens} output tokens are {num} together, which {_LONGER}:"
+    return _beyond(what, context_len, f"shorten the prompt or lower {param}", param)
+
+
+def context_too_short(needed: int, context_len: int, param: str) -> RequestError:
+    """The request wants a longer context than the model has."""
+    what = f"{param} asks for a context of {needed} tokens;"
+    return _beyond(what, context_len, "send at most that, or leave it out", param)
+
+
+def prompt_too_big(num_bytes: int, limit: int, context_len: int, param: str) -> RequestError:
+    """The prompt is refused by its size, before it is tokenized."""
+    what = f"the prompt has {num_bytes} bytes, over this server's limit of {limit}, and {_LONGER}:"
+    return _beyond(what, context_len, "shorten the prompt", param)
 
 
 def token_without_row(token: str, token_id: int, num_rows: int, param: str) -> RequestError:
@@ -36,43 +63,6 @@ def token_without_row(token: str, token_id: int, num_rows: int, param: str) -> R
         f"first {num_rows} tokens only; leave it out, or serve the model with its own tokenizer"
     )
     return RequestError(text, param=param, code="invalid_token_id")
-
-
-def input_too_long(num_tokens: int, context_len: int, param: str) -> RequestError:
-    """A text to be embedded does not fit the context."""
-    text = (
-        f"{param} has {num_tokens} tokens, which is longer than the model's context length: this model's maximum "
-        f"context length is {context_len} tokens; shorten it, or send truncate_prompt_tokens: -1"
-    )
-    return RequestError(text, param=param, code=TOO_LONG)
-
-
-def output_too_long(num_tokens: int, max_tokens: int, context_len: int, param: str) -> RequestError:
-    """Prompt and requested output together exceed the context."""
-    text = (
-        f"{num_tokens} prompt tokens and {max_tokens} output tokens are {num_tokens + max_tokens} together, which is "
-        f"longer than the model's context length: this model's maximum context length is {context_len} tokens; "
-        f"shorten the prompt or lower {param}"
-    )
-    return RequestError(text, param=param, code=TOO_LONG)
-
-
-def context_too_short(needed: int, context_len: int, param: str) -> RequestError:
-    """The request wants a longer context than the model has."""
-    text = (
-        f"{param} asks for a context of {needed} tokens; this model's maximum context length is {context_len} tokens; "
-        f"send at most that, or leave it out"
-    )
-    return RequestError(text, param=param, code=TOO_LONG)
-
-
-def prompt_too_big(num_bytes: int, limit: int, context_len: int, param: str) -> RequestError:
-    """The prompt is refused by its size, before it is tokenized."""
-    text = (
-        f"the prompt has {num_bytes} bytes, over this server's limit of {limit}, and is longer than the model's "
-        f"context length: this model's maximum context length is {context_len} tokens; shorten the prompt"
-    )
-    return RequestError(text, param=param, code=TOO_LONG)
 
 
 def unsupported(param: str, why: str) -> RequestError:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -27,6 +27,9 @@ from dovetail.processing.bounds import MAX_STOP_CHARS, MAX_STOPS
 from dovetail.processing.refusals import output_too_long, prompt_too_long, wrong
 from dovetail.sdk.formats.stop_regex import compile_stop
 from dovetail.text.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from dovetail.processing.processor import Processor
 
 # What requests say to logits processors, checked by what each processor declares.
 
@@ -93,7 +96,8 @@ MAX_BIAS = 100.0
 _TOKEN_ID = re.compile("-?[0-9]{1,11}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 SEED_MASK = (1 << 63) - 1
-DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_AS_GIVEN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "seed")
+"""Parameters that the engine gets as they are, where they are given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,17 +112,6 @@ class SamplingLimits:
     max_tokens_beyond: str | None = None
     """`clamp` or `refuse`: what becomes of a limit beyond the context; None: as the API's clients expect."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-
-
-class ModelView(Protocol):
-    """What parameters depend on of a model: see `Processor`."""
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-    @property
-    def limits(self) -> SamplingLimits: ...
-    @property
-    def processors(self) -> LogitsRequests: ...
 
 
 class StopRules(TypedDict):
@@ -201,36 +194,21 @@ def _several(value: str | Sequence[str] | None, param: str) -> tuple[str, ...]:
     return texts
 
 
-def sampling_params(
-    asked: Sampling,
-    model: ModelView,
-    *,
-    max_tokens: int,
-    logprobs: int | None = None,
-    prompt_logprobs: int | None = None,
-    prompt_logprobs_start: int = 0,
-    logprob_token_ids: Sequence[int] = (),
-    use_defaults: bool = True,
-) -> SamplerParams:
-    """Build what the engine gets, seed still as given.
+def sampling_params(asked: Sampling, model: Processor, *, max_tokens: int, use_defaults: bool) -> SamplerParams:
+    """Build what the engine gets but for log probabilities, seed still as given.
 
     Args:
         asked: The request; its numbers were checked, see `BOUNDS`.
         model: The model's tokenizer and limits.
         max_tokens: As resolved against the context.
-        logprobs: See `SamplerParams`.
-        prompt_logprobs: See `SamplerParams`.
-        prompt_logprobs_start: See `SamplerParams`.
-        logprob_token_ids: Checked.
         use_defaults: Take what is left out from the model's generation config.
 
     Raises:
         RequestError: A token id outside the vocabulary, or `min_tokens` above `max_tokens`.
     """
     limits = model.limits
-    chosen = {name: getattr(asked, name) for name in DEFAULTABLE}
-    defaults = limits.defaults if use_defaults else {}
-    values = {k: v if v is not None else defaults[k] for k, v in chosen.items() if v is not None or k in defaults}
+    given = {name: value for name in _AS_GIVEN if (value := getattr(asked, name)) is not None}
+    values: dict[str, Any] = {**(limits.defaults if use_defaults else {}), **given}
     if values.get("top_p") == 0:
         values |= {"top_p": 1.0, "temperature": 0.0}
     if values.get("top_k") == 0:
@@ -239,23 +217,15 @@ def sampling_params(
     for ids, name in ((stop_ids, "stop_token_ids"), (asked.allowed_token_ids, "allowed_token_ids")):
         if ids:
             check_token_ids(ids, limits.vocab_size, name)
-    min_tokens = asked.min_tokens or 0
-    if min_tokens > max_tokens:
+    if (min_tokens := asked.min_tokens or 0) > max_tokens:
         why = f"min_tokens is {min_tokens}, above the {max_tokens} tokens that this reply may have"
         raise wrong(why, "min_tokens")
     return SamplerParams(
         max_tokens=max_tokens,
-        min_tokens=min_tokens,
         frequency_penalty=asked.frequency_penalty or 0.0,
         presence_penalty=asked.presence_penalty or 0.0,
         stop_token_ids=stop_ids,
-        ignore_eos=bool(asked.ignore_eos),
         logit_bias=logit_bias(asked.logit_bias, limits.vocab_size),
-        seed=asked.seed,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        prompt_logprobs_start=prompt_logprobs_start,
-        logprob_token_ids=tuple(logprob_token_ids),
         allowed_token_ids=tuple(dict.fromkeys(asked.allowed_token_ids or ())),
         bad_words=word_ids(asked.bad_words or (), model.tokenizer, limits.vocab_size),
         processors=model.processors.read(asked.logits_processors),

@@ -6,12 +6,16 @@ It follows from the model and its folder; `--task` keeps to one. Needs no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
 from dovetail.base.settings import Task
 from dovetail.contracts.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from dovetail.contracts.config import ModelConfig
+    from dovetail.messages import EngineInfo
 
 Comparison = Literal["labels", "cosine", "yes_no"]
 """How two texts are compared: by the score of a label, by their embeddings, by what the model would answer."""
@@ -27,25 +31,6 @@ ACTS: Mapping[Task, str] = {
     "classify": "score labels of a text",
     "score": "compare two texts",
 }
-
-
-class TaskFacts(Protocol):
-    """What is asked about a model: its `EngineInfo` has it, and before it is loaded its `ModelConfig`."""
-
-    @property
-    def architecture(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def generates(self) -> bool:
-        """It has an output head."""
-        ...
-
-    @property
-    def num_labels(self) -> int:
-        """Of a classifier; 0 for others."""
-        ...
 
 
 class Tasks(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,11 +51,11 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
     encodes: bool = False
 
     @classmethod
-    def of(cls, info: TaskFacts, task: Task | None, *, embeds: bool, answers: bool) -> Tasks:
+    def of(cls, info: EngineInfo | ModelConfig, task: Task | None, *, embeds: bool, answers: bool) -> Tasks:
         """Find out what is served.
 
         Args:
-            info: Facts of the model.
+            info: Facts of the model, loaded or not.
             task: `--task`; None: whatever is possible.
             embeds: The folder says that the model is for embeddings.
             answers: It says that the model answers whether two texts go together.
@@ -112,7 +97,7 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
         raise RequestError(text, param="model", code="unsupported_task")
 
 
-def _comparison(info: TaskFacts, task: Task | None, *, embeds: bool, answers: bool) -> Comparison | None:
+def _comparison(info: EngineInfo | ModelConfig, task: Task | None, *, embeds: bool, answers: bool) -> Comparison | None:
     """How the model compares texts; only a classifier of a single label has one score for a pair."""
     if info.num_labels:
         return "labels" if info.num_labels == 1 else None
