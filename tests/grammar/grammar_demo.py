@@ -52,7 +52,7 @@ class Demo:
 
     def __init__(self, **settings: Any) -> None:
         self.tokenizer = Tokenizer.load(MODEL_DIR)
-        self.template = ChatTemplate.load(self.tokenizer)
+        self.template = ChatTemplate.load(self.tokenizer.files)
         self.settings = EngineSettings(
             **{"model_path": str(MODEL_DIR), "device": "cpu", "max_total_tokens": 16384, **settings}
         )

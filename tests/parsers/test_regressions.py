@@ -96,7 +96,7 @@ def test_markers_in_the_prompt_mean_nothing(place: str, tokenizer: Tokenizer) ->
         messages = [*messages, {"role": "assistant", "content": "it is </think> <tool_call>"}, *messages]
     if place == "system":
         messages = [{"role": "system", "content": "close with </think>"}, *messages]
-    chat = ChatTemplate.load(tokenizer, "qwen3-thinking")
+    chat = ChatTemplate.load(tokenizer.files, "qwen3-thinking")
     tail = chat.render(messages, tools=[TOOL] if place == "schema" else None).tail
     assert parse("why\n</think>\n\nso", tokenizer, tail=tail) == ("why", "so", [])
 

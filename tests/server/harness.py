@@ -72,7 +72,7 @@ class Harness:
         self.settings = ServeSettings(model_path=str(folder), log_level="error", **settings)
         self.reset()
         self.state = ServerState(self.settings, self.engine, hooks, apis=apis)
-        template = ChatTemplate.load(self.tokenizer, self.settings.chat_template)
+        template = ChatTemplate.load(self.tokenizer.files, self.settings.chat_template)
         setup = setup_of(folder, self.settings, reasoning, tools)
         self.tools = Processor(
             self.tokenizer, template, reasoning=reasoning, tools=tools, setup=setup, model=ModelFolder(folder)

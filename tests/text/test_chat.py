@@ -492,32 +492,35 @@ def test_the_operators_template_wins(tmp_path: Path, byte_level: Tokenizer) -> N
     """`--chat-template FILE` replaces the model's; a file that cannot serve is an error that names it."""
     path = tmp_path / "mine.jinja"
     with pytest.raises(ConfigError, match=r"mine\.jinja.*no such file"):
-        ChatTemplate.load(byte_level, path)
+        ChatTemplate.load(byte_level.files, path)
     path.write_text("{{ messages[0].content }}{{ eos_token }}", encoding="utf-8")
-    assert ChatTemplate.load(byte_level, path).render(HELLO).text == "hello<|im_end|>"
+    assert ChatTemplate.load(byte_level.files, path).render(HELLO).text == "hello<|im_end|>"
     path.write_text("{% if %}", encoding="utf-8")
     with pytest.raises(ModelError, match=r"mine\.jinja.*line 1"):
-        ChatTemplate.load(byte_level, path)
+        ChatTemplate.load(byte_level.files, path)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not UTF-8"):
-        ChatTemplate.load(byte_level, path)
-    assert ChatTemplate.load(byte_level).source == ""
+        ChatTemplate.load(byte_level.files, path)
+    assert ChatTemplate.load(byte_level.files).source == ""
 
 
 def test_a_built_in_template_is_found_by_name(byte_level: Tokenizer) -> None:
     """`--chat-template qwen3` needs no file, both spellings work, and an unknown name gets the nearest."""
-    found = ChatTemplate.load(byte_level, "qwen3")
+    found = ChatTemplate.load(byte_level.files, "qwen3")
     assert found.origin == "--chat-template qwen3"
     assert found.render(HELLO).text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
-    assert ChatTemplate.load(byte_level, "deepseek_R1").source == ChatTemplate.load(byte_level, "deepseek-r1").source
+    assert (
+        ChatTemplate.load(byte_level.files, "deepseek_R1").source
+        == ChatTemplate.load(byte_level.files, "deepseek-r1").source
+    )
     with pytest.raises(ConfigError, match="neither a file nor a built-in template; did you mean 'glm47'"):
-        ChatTemplate.load(byte_level, "glm48")
+        ChatTemplate.load(byte_level.files, "glm48")
 
 
 @pytest.mark.parametrize("name", builtin_templates())
 def test_built_in_templates_take_text_and_parts_and_documents(name: str, byte_level: Tokenizer) -> None:
     """Every template handles both forms of content, a system message, a tool's result, and a continued reply."""
-    chat = ChatTemplate.load(byte_level, name)
+    chat = ChatTemplate.load(byte_level.files, name)
     assert chat.content_format == "both"
     history = [
         {"role": "system", "content": "be brief"},
@@ -546,7 +549,7 @@ def test_harmony_names_the_function_that_a_result_is_of(byte_level: Tokenizer) -
         {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "sun"},
     ]
-    text = ChatTemplate.load(byte_level, "gpt-oss").render(history).text
+    text = ChatTemplate.load(byte_level.files, "gpt-oss").render(history).text
     assert "<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>sun<|end|>" in text
 
 

@@ -78,7 +78,7 @@ def test_a_byte_level_tokenizer_is_that_of_its_folder(tmp_path: Path) -> None:
     """Ids, text back, special tokens, ends and the chat template."""
     own = Tokenizer.load(MODEL_DIR)
     eos = own.special_tokens["eos_token"]
-    template = own.chat_templates["default"]
+    template = own.files.chat_templates["default"]
     values = {"chat_template": template, "chat_template.tool_use": "x", "ggml.eos_token_id": own.added_tokens[eos]}
     made = Tokenizer.load(write(tmp_path / "t.gguf", folder_keys(MODEL_DIR, **values)))
     for text in (*TEXTS, template):
@@ -87,10 +87,10 @@ def test_a_byte_level_tokenizer_is_that_of_its_folder(tmp_path: Path) -> None:
         assert made.decode(ids, skip_special_tokens=False) == own.decode(ids, skip_special_tokens=False)
         assert made.decode(ids, skip_special_tokens=True) == own.decode(ids, skip_special_tokens=True)
     assert (made.vocab_size, made.special_ids, made.added_tokens) == (own.vocab_size, own.special_ids, own.added_tokens)
-    assert made.chat_templates == {"default": template, "tool_use": "x"}
+    assert made.files.chat_templates == {"default": template, "tool_use": "x"}
     assert own.added_tokens[eos] in made.eos_token_ids
     chat = [{"role": "user", "content": "hi"}]
-    assert ChatTemplate.load(made).render(chat).text == ChatTemplate.load(own).render(chat).text
+    assert ChatTemplate.load(made.files).render(chat).text == ChatTemplate.load(own.files).render(chat).text
 
 
 def test_a_file_says_what_stands_around_a_text(tmp_path: Path) -> None:

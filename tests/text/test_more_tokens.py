@@ -21,7 +21,7 @@ LAST = "<｜end｜>"
 def processor_of(tokenizer: Tokenizer, num_rows: int) -> Processor:
     """Make one for a model with so many embeddings."""
     engine = ScriptedEngine(lambda submit: [0], eos=0, vocab_size=num_rows)
-    return Processor(tokenizer, ChatTemplate.load(tokenizer)).with_engine_limits(engine.info, TextSettings())
+    return Processor(tokenizer, ChatTemplate.load(tokenizer.files)).with_engine_limits(engine.info, TextSettings())
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def test_loading_imports_neither_torch_nor_transformers(folder: Path) -> None:
         "import sys; from pathlib import Path; from dovetail.text.tokenizer.tokenizer import Tokenizer;"
         "import dovetail.text.parsing.stream, dovetail.text.chat.template;"
         "t = Tokenizer.load(Path(sys.argv[1]));"
-        "dovetail.text.chat.template.ChatTemplate.load(t).render([{'role': 'user', 'content': 'x'}]);"
+        "dovetail.text.chat.template.ChatTemplate.load(t.files).render([{'role': 'user', 'content': 'x'}]);"
         "bad = {'torch', 'transformers', 'numpy'} & set(sys.modules); sys.exit(', '.join(bad) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
@@ -74,13 +74,13 @@ def test_sampling_defaults_are_those_that_are_set(folder: Path) -> None:
 
 def test_template_files_win_over_the_configuration(folder: Path) -> None:
     """Templates are found in every place where they are kept."""
-    assert Tokenizer.load(folder).chat_templates == {"default": "from config"}
+    assert Tokenizer.load(folder).files.chat_templates == {"default": "from config"}
     named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
     write(folder / "tokenizer_config.json", {"chat_template": named})
-    assert Tokenizer.load(folder).chat_templates == {"default": "a", "tool_use": "b"}
+    assert Tokenizer.load(folder).files.chat_templates == {"default": "a", "tool_use": "b"}
     write(folder / "chat_template.jinja", "from file")
     write(folder / "additional_chat_templates" / "rag.jinja", "c")
-    assert Tokenizer.load(folder).chat_templates == {"default": "from file", "tool_use": "b", "rag": "c"}
+    assert Tokenizer.load(folder).files.chat_templates == {"default": "from file", "tool_use": "b", "rag": "c"}
 
 
 def test_special_tokens_are_named_and_skipped(folder: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from dovetail.checkpoint.formats import Formats
 from dovetail.contracts.config import ranks_for
@@ -26,9 +26,6 @@ from dovetail.runtime.checkpoint.hub import with_folders
 from dovetail.runtime.device.devices import check_device
 from dovetail.runtime.hf_config import CONFIG_KEYS
 from dovetail.runtime.memory.checks import check_settings as check_memory_settings
-
-if TYPE_CHECKING:
-    from dovetail.text.chat.template import ChatTemplate
 
 S = TypeVar("S", bound=PluginSettings)
 
@@ -102,7 +99,9 @@ def examine(
     if text:
         check_texts(model)
     if not detects:  # what detects has compiled the template
-        template_of(model, settings.chat_template)
+        from dovetail.text.chat.template import ChatTemplate
+
+        ChatTemplate.load(model.texts, settings.chat_template)
     return StartPreparation(settings=settings, registry=registry, plan=plan, model=model)
 
 
@@ -160,19 +159,6 @@ def check_texts(model: ModelFolder) -> None:
     from dovetail.text.tokenizer.backend import check_source
 
     check_source(model.texts.folder or model.tokenizer_path, model.texts.stored)
-
-
-def template_of(model: ModelFolder, choice: str | None) -> ChatTemplate:
-    """Compile a model's chat template, or the one that `--chat-template` names.
-
-    Raises:
-        ConfigError: It cannot be read, or has a syntax error.
-    """
-    from dovetail.text.chat.template import ChatTemplate
-
-    files = model.texts
-    said = files.tokenizer_config.get("response_template")
-    return ChatTemplate.choose(files.chat_templates, files.special_tokens(), choice, said)
 
 
 def check_ranks(hf: Mapping[str, Any], num_ranks: int) -> None:

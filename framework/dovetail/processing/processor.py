@@ -199,7 +199,7 @@ class Processor:
         reasoning = setup.plan.of_kind("reasoning_parser")
         tools = setup.plan.of_kind("tool_parser")
         tokenizer = Tokenizer.of_files(model.tokenizer_path, model.texts)
-        template = ChatTemplate.load(tokenizer, setup.chat_template)
+        template = ChatTemplate.load(tokenizer.files, setup.chat_template)
         return cls(
             tokenizer,
             template,

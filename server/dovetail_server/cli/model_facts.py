@@ -20,7 +20,7 @@ from dovetail.plugins.plan import PluginPlan, as_planned
 from dovetail.processing.embeddings import Embedder
 from dovetail.processing.oddities import usable_defaults
 from dovetail.processing.plugin_settings import PluginSettings
-from dovetail.processing.prepare import StartPreparation, examine, template_of
+from dovetail.processing.prepare import StartPreparation, examine
 from dovetail.processing.reranker import knows_roles, says_so
 from dovetail.processing.tasks import Tasks
 from dovetail.runtime.checkpoint.folder import ModelFolder
@@ -286,7 +286,7 @@ def texts_of(folder: ModelFolder, chat_template: str | None) -> tuple[dict[str, 
     Raises:
         ConfigError: A file cannot be read, or the template has a syntax error.
     """
-    template = template_of(folder, chat_template)
+    template = ChatTemplate.load(folder.texts, chat_template)
     found = detect(Registry.scan(), folder.texts, chat_template)
     facts: dict[str, Any] = {
         "chat_template": {

@@ -71,7 +71,7 @@ def tokenizer_state() -> dict[str, Any]:
 def read(path: Path) -> float:
     """Load tokenizer and template as a start does, and prepare chats as the event loop does."""
     tokenizer = Tokenizer.load(path)
-    template = ChatTemplate.load(tokenizer)
+    template = ChatTemplate.load(tokenizer.files)
     derive(template)
     text = Processor(tokenizer, template)
     text.limits = SamplingLimits(vocab_size=tokenizer.vocab_size, context_len=CONTEXT, max_prompt_bytes=1 << 20)

@@ -232,13 +232,10 @@ class _Checks(NodeTransformer):
             return _call("own", node)
         if isinstance(node, nodes.Concat):
             return _call("joined", nodes.Tuple(node.nodes, "load", lineno=node.lineno))
-        if isinstance(node, nodes.Dict) and node.items:
+        if (isinstance(node, nodes.Dict) and node.items) or (isinstance(node, nodes.Tuple) and node.ctx == "load"):
             return _call("check", node)
-        if isinstance(node, nodes.Tuple) and node.ctx == "load":
-            return _call("check", node)
-        if isinstance(node, nodes.Compare) and _may_take_long(node):
-            return _call("passed", node)
-        if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
+        is_slice = isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
+        if is_slice or (isinstance(node, nodes.Compare) and _may_take_long(node)):
             return _call("passed", node)
         if isinstance(node, nodes.For) and node.test is not None:
             step = nodes.Call(nodes.EnvironmentAttribute("step"), [], [], None, None, lineno=node.lineno)

@@ -6,10 +6,12 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import jinja2
 
+from dovetail.checkpoint.tokenizer_files import TokenizerFiles
 from dovetail.contracts.errors import ModelError, RequestError
 from dovetail.contracts.output import SampleReply, WrittenReply
 from dovetail.sdk.formats.matcher import common_len
@@ -21,7 +23,6 @@ from dovetail.text.chat.rendered import RenderedChat, message_of, written
 from dovetail.text.chat.sandbox import ChatEnvironment
 from dovetail.text.chat.templates import read_template
 from dovetail.text.inline import InlineCostError
-from dovetail.text.tokenizer.tokenizer import Tokenizer
 
 BeginThinking = Callable[[str, Mapping[str, Any]], str | None]
 """Takes what the template appended to a prompt, and `chat_template_kwargs`; returns what goes behind it so that
@@ -114,34 +115,20 @@ class ChatTemplate:
         return _DRAWS.search(self.source) is not None
 
     @classmethod
-    def load(cls, tokenizer: Tokenizer, choice: str | os.PathLike[str] | None = None) -> ChatTemplate:
-        """Take the operator's template, or else the model's own; see `choose`."""
-        return cls.choose(tokenizer.chat_templates, tokenizer.special_tokens, choice, tokenizer.response_template)
-
-    @classmethod
-    def choose(
-        cls,
-        own: Mapping[str, str],
-        special_tokens: Mapping[str, str],
-        choice: str | os.PathLike[str] | None = None,
-        response_template: Any = None,
-    ) -> ChatTemplate:
+    def load(cls, files: TokenizerFiles, choice: str | os.PathLike[str] | None = None) -> ChatTemplate:
         """Take the template that `--chat-template` says, or else the model's own, with the limits of a start.
 
         Args:
-            own: The model's templates by name.
-            special_tokens: As `Tokenizer.special_tokens`.
+            files: The tokenizer's.
             choice: A file, or the name of a template that Dovetail brings (`builtin_templates`); a file wins.
-            response_template: As for the class.
 
         Raises:
             ConfigError: It is neither, or the file cannot be read, or its template, or the model's, has a syntax error.
         """
-        chosen = own if choice is None else {"default": read_template(choice)}
+        chosen = files.chat_templates if choice is None else {"default": read_template(choice)}
         origin = "the model" if choice is None else f"--chat-template {os.fspath(choice)}"
-        return cls(
-            chosen, special_tokens=special_tokens, origin=origin, limits=PROBE, response_template=response_template
-        )
+        tokens, said = files.special_tokens(), files.tokenizer_config.get("response_template")
+        return cls(chosen, special_tokens=tokens, origin=origin, limits=PROBE, response_template=said)
 
     def render(
         self,
@@ -284,9 +271,12 @@ class ChatTemplate:
         except Exception as error:  # a template computes on the request's data: its failure is the request's
             raise _RefusalError(f"chat template: {type(error).__name__}: {error}", param="messages") from error
 
-    def _sample(self, template: jinja2.Template, context: Mapping[str, Any], add_generation_prompt: bool) -> str:
-        with self._environment.budget.bounded(self.limits):
-            return self._render(template, context, add_generation_prompt)
+    def _sample(self, messages: list[dict[str, Any]], *, with_tools: bool, add_generation_prompt: bool) -> str | None:
+        """Render a few messages as they are; None where the template refuses."""
+        context = {**self._special_tokens, "messages": messages, "tools": None}
+        with suppress(RequestError), self._environment.budget.bounded(self.limits):
+            return self._render(self._pick(with_tools), context, add_generation_prompt)
+        return None
 
     def _beyond(self, reason: str, context: Mapping[str, Any]) -> Exception:
         """Return the error for a render beyond its limits."""
@@ -354,21 +344,11 @@ class ChatTemplate:
         call = {"name": "x", "arguments": arguments if form == "object" else json.dumps(arguments, ensure_ascii=False)}
         calls = [{"id": "abcdef123", "type": "function", "function": call}]
         reply = {"role": "assistant", "content": content, "tool_calls": calls}
-        messages = [{"role": "user", "content": "x"}, reply]
-        try:
-            return self._sample(self._pick(True), {**self._special_tokens, "messages": messages, "tools": None}, False)
-        except RequestError:
-            return None
+        return self._sample([{"role": "user", "content": "x"}, reply], with_tools=True, add_generation_prompt=False)
 
     def _prints(self, content: Any) -> bool:
         """Whether content comes out as itself, not as a printed list."""
-        if self._default is None:
-            return False
-        context = {**self._special_tokens, "messages": [{"role": "user", "content": content}], "tools": None}
-        try:
-            text = self._sample(self._default, context, True)
-        except RequestError:
-            return False
+        text = self._sample([{"role": "user", "content": content}], with_tools=False, add_generation_prompt=True) or ""
         return _SENTINEL in text and not any(f"{quote}{_SENTINEL}{quote}" in text for quote in "'\"")
 
 

@@ -19,6 +19,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -127,11 +128,8 @@ class TemplateEvidence:
         """What the template appends to a prompt, with thinking switched each way."""
         found = []
         for switches in () if self._template.varies else THINKING:
-            try:
-                with frozen_render():
-                    found.append(self._template.render([QUESTION], template_kwargs=switches).tail or "")
-            except RequestError:
-                continue
+            with suppress(RequestError):
+                found.append(self._template.render([QUESTION], template_kwargs=switches).tail or "")
         return found
 
     def _text(self, conversation: Conversation) -> str | None:
@@ -140,13 +138,11 @@ class TemplateEvidence:
             return None
         key, (messages, tools, switches) = json.dumps(conversation), conversation
         if key not in self._rendered:
-            try:
-                with frozen_render():
-                    self._rendered[key] = self._template.render(
-                        messages, tools=tools, template_kwargs=switches, add_generation_prompt=False
-                    ).text
-            except RequestError:
-                self._rendered[key] = None
+            self._rendered[key] = None
+            with suppress(RequestError):
+                self._rendered[key] = self._template.render(
+                    messages, tools=tools, template_kwargs=switches, add_generation_prompt=False
+                ).text
         return self._rendered[key]
 
     def _is_read(self, text: str) -> bool:
@@ -246,10 +242,9 @@ class CandidateModel:
         Raises:
             ConfigError: The template cannot be read.
         """
-        said = files.tokenizer_config.get("response_template")
-        self.template = ChatTemplate.choose(files.chat_templates, files.special_tokens(), chat_template, said)
+        self.template = ChatTemplate.load(files, chat_template)
         self.vocabulary = CandidateVocabulary(files)
-        self.declared = said or files.tokenizer_config.get("response_schema")
+        self.declared = self.template.response_template or files.tokenizer_config.get("response_schema")
 
     @cached_property
     def text(self) -> str:

@@ -42,7 +42,7 @@ _CUTTERS = {
     "BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "FixedLength", "Metaspace", "Punctuation",
     "UnicodeScripts", "Whitespace", "WhitespaceSplit",
 }  # fmt: skip
-_LISTS = ("normalizers", "pretokenizers")
+_LISTS = ("normalizers", "pretokenizers", "processors", "decoders")
 
 
 def state(part: Any) -> dict[str, Any]:
@@ -57,14 +57,14 @@ def growth_of(backend: tokenizers.Tokenizer) -> tuple[int, str | None]:
     The reason is None where it takes both in proportion to any text.
     """
     growth, failed_reads, slow = 1.0, 0, None
-    for part in _flat(state(backend.normalizer)):
+    for part in _few(state(backend.normalizer)):
         made = _growth(part)
         if made is None:
             return 0, f"its normalizer {_named(part)} may take more than linear time"
         growth *= made
         if growth > MAX_GROWTH:
             return 0, f"its normalizer {_named(part)} makes a text much longer"
-    for part in _flat(state(backend.pre_tokenizer)):
+    for part in _few(state(backend.pre_tokenizer)):
         if part.get("type") in _CUTTERS:
             continue
         source = part.get("pattern", {}).get("Regex")
@@ -78,16 +78,23 @@ def growth_of(backend: tokenizers.Tokenizer) -> tuple[int, str | None]:
     return (sys.maxsize, None) if slow is None else (SHORT, slow)
 
 
-def _flat(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a sequence; more than `MAX_PARTS` end with one of no known kind."""
-    found, left = 0, [part] if part else []
+def parts_of(whole: Any) -> Iterator[dict[str, Any]]:
+    """Yield a normalizer, pre-tokenizer, post-processor or decoder as its file has it; of a sequence each part."""
+    left = [whole] if whole else []
     while left:
         part = left.pop(0)
-        if part.get("type") == "Sequence":
-            left[:0] = next((part[name] for name in _LISTS if name in part), [])
+        if not isinstance(part, dict):
             continue
-        found += 1
-        yield part if found <= MAX_PARTS else {"type": f"number {found}"}
+        if part.get("type") == "Sequence":
+            left[:0] = next((part[name] for name in _LISTS if isinstance(part.get(name), list)), [])
+        else:
+            yield part
+
+
+def _few(whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the parts; more than `MAX_PARTS` end with one of no known kind."""
+    for number, part in enumerate(parts_of(whole), 1):
+        yield part if number <= MAX_PARTS else {"type": f"number {number}"}
 
 
 def _growth(part: dict[str, Any]) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import re
 import sys
-from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ import msgspec
 
 from dovetail.base.model_files import check_is_file
 from dovetail.contracts.errors import ModelError
+from dovetail.text.tokenizer.bounded import parts_of
 from dovetail.text.tokenizer.spm import check_table
 
 _TABLE = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
 _INSIDE = frozenset(bytes([code]) for code in range(0x80, 0xC0))
 """Bytes within a character of UTF-8."""
-_LISTS = ("normalizers", "pretokenizers", "processors")
 
 
 class _Model(msgspec.Struct):
@@ -58,7 +58,7 @@ def check_claims(path: Path) -> None:
         raise ModelError(f"{path}: its precompiled_charsmap cannot be read: {error}; download it again") from error
     if file is None:
         return
-    steps = [*_flat(file.normalizer), *_flat(file.pre_tokenizer), *_flat(file.post_processor)]
+    steps = chain.from_iterable(map(parts_of, (file.normalizer, file.pre_tokenizer, file.post_processor)))
     wrong = _wrong_merge(file.model) or next(filter(None, map(_wrong_step, steps)), None)
     if wrong is not None:
         raise ModelError(f"{path}: not a tokenizer.json that can be read: {wrong}; download it again")
@@ -154,19 +154,6 @@ def _longest_token(vocab: msgspec.Raw) -> int:
         return max((len(token.encode()) for token in msgspec.json.decode(vocab, type=dict[str, int])), default=0)
     except msgspec.MsgspecError:
         return sys.maxsize  # not one that the library reads
-
-
-def _flat(part: Any) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a part of the file."""
-    left = [part]
-    while left:
-        step = left.pop()
-        if not isinstance(step, dict):
-            continue
-        if step.get("type") == "Sequence":
-            left += next((step[name] for name in _LISTS if isinstance(step.get(name), list)), [])
-        else:
-            yield step
 
 
 def _wrong_step(step: dict[str, Any]) -> str | None:

@@ -23,7 +23,7 @@ from dovetail.text.tokenizer.backend import load_backend
 from dovetail.text.tokenizer.bounded import growth_of
 from dovetail.text.tokenizer.cuts import PIECE, TOGETHER, KnownPieces, cuts_of, pieces, shared
 from dovetail.text.tokenizer.fill_in import Infill
-from dovetail.text.tokenizer.vocabulary import VocabularyBytes
+from dovetail.text.tokenizer.vocabulary import TokenBytes
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -39,31 +39,10 @@ JOINED = 4096
 _SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-class _Bytes(dict[int, bytes]):
-    """Token bytes by id, computed at first use."""
-
-    def __init__(self, backend: tokenizers.Tokenizer, added: Mapping[int, str]) -> None:
-        self._backend = backend
-        self._added = added
-        self._convert = VocabularyBytes(backend)
-        self.strips_leading_space = self._convert.strips_leading_space
-
-    def __missing__(self, token_id: int) -> bytes:
-        if not 0 <= token_id < 1 << 32:
-            return b""
-        if token_id in self._added:
-            value = self._added[token_id].encode()
-        else:
-            token = self._backend.id_to_token(token_id)
-            value = b"" if token is None else self._convert(token)
-        self[token_id] = value
-        return value
-
-
 class _Pieces(dict[int, str | None]):
     """Token text by id where the bytes are whole characters, else None. Computed at first use."""
 
-    def __init__(self, table: _Bytes) -> None:
+    def __init__(self, table: TokenBytes) -> None:
         self._table = table
 
     def __missing__(self, token_id: int) -> str | None:
@@ -85,8 +64,7 @@ class Tokenizer:
         added_tokens: Added tokens and their ids, special or not.
         special_ids: Ids that `skip_special_tokens` drops.
         special_tokens: `bos_token`, `eos_token`, … as templates read them; unset ones are absent.
-        chat_templates: Template sources by name; `default` is the usual one.
-        response_template: What the model says of its replies, as tokenizer_config.json has it; None: nothing.
+        files: What the model says of it beside the vocabulary.
         default_sampling: `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty` where generation_config
             sets them; `do_sample: false` gives temperature 0.
         adds_bos: Whether raw text gets a BOS token in front.
@@ -113,12 +91,11 @@ class Tokenizer:
             token_id for token_id, token in added.items() if token.special or token.content in named
         )
         self.vocab_size = max(backend.get_vocab_size(), 1 + max(added, default=-1))
-        self.chat_templates: Mapping[str, str] = files.chat_templates
-        self.response_template = files.tokenizer_config.get("response_template")
+        self.files = files
         self.eos_token_ids = files.end_ids(backend.token_to_id)
         self.odd_ends = files.odd_ends(backend.token_to_id)
         self.default_sampling = _default_sampling(files.generation_config)
-        self.bytes_table = _Bytes(backend, {token_id: token.content for token_id, token in added.items()})
+        self.bytes_table = TokenBytes(backend, {token_id: token.content for token_id, token in added.items()})
         self.pieces: Mapping[int, str | None] = _Pieces(self.bytes_table)
         self.plain: dict[Any, Any] = {}
         self.strips_leading_space = self.bytes_table.strips_leading_space

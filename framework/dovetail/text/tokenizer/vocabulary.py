@@ -7,7 +7,6 @@ byte), sentencepiece with byte fallback (`▁` is a space, `<0x0A>` a byte), and
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import tokenizers
 
 from dovetail.contracts.errors import ModelError
+from dovetail.text.tokenizer.bounded import parts_of, state
 from dovetail.text.tokenizer.expressions import is_linear
 
 
@@ -63,47 +63,51 @@ def _word_piece(prefix: str) -> Step:
     return lambda token: token[len(prefix) :] if token.startswith(prefix) else f" {token}"
 
 
-class VocabularyBytes:
-    """Token strings to bytes, as one tokenizer's decoder does it.
+_STEPS: dict[str, Callable[[Mapping[str, Any]], Step]] = {
+    "ByteLevel": lambda step: _byte_level,
+    "ByteFallback": lambda step: _byte_fallback,
+    "Replace": lambda step: _replace(step["pattern"], step["content"]),
+    "Metaspace": lambda step: _replace({"String": step["replacement"]}, " "),
+    "WordPiece": lambda step: _word_piece(step["prefix"]),
+    "BPEDecoder": lambda step: _replace({"String": step["suffix"]}, " "),
+}
+"""What becomes of a token by one decoder as `tokenizer.json` writes it. The other kinds change no bytes."""
+
+
+def _strips(step: Mapping[str, Any]) -> bool:
+    """Whether a decoder drops the first space of a text."""
+    if step["type"] == "Metaspace":
+        return bool(step.get("prepend_scheme", "always") != "never")
+    return step["type"] == "WordPiece" or bool(step["type"] == "Strip" and step["content"] == " " and step["start"] > 0)
+
+
+class TokenBytes(dict[int, bytes]):
+    """The bytes of each token id, as one tokenizer's decoder makes them, computed at first use.
 
     Attributes:
         strips_leading_space: Whether decoding a text from its start drops one leading space (the sentencepiece
             prefix space). Text that continues a prompt keeps it.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        self.strips_leading_space = False
-        self._steps: list[Step] = []
-        decoder = backend.decoder
-        if decoder is None:
-            self._add({"type": "WordPiece", "prefix": ""})
+    def __init__(self, backend: tokenizers.Tokenizer, added: Mapping[int, str]) -> None:
+        """`added` are texts of added tokens, which no decoder changes."""
+        self._backend, self._added = backend, added
+        decoders = list(parts_of(state(backend.decoder) or {"type": "WordPiece", "prefix": ""}))
+        self._steps = [_STEPS[step["type"]](step) for step in decoders if step["type"] in _STEPS]
+        self.strips_leading_space = any(map(_strips, decoders))
+
+    def __missing__(self, token_id: int) -> bytes:
+        if not 0 <= token_id < 1 << 32:
+            return b""
+        if token_id in self._added:
+            value = self._added[token_id].encode()
         else:
-            self._add(json.loads(decoder.__getstate__()))
+            token = self._backend.id_to_token(token_id)
+            value = b"" if token is None else self._converted(token)
+        self[token_id] = value
+        return value
 
-    def _add(self, step: Mapping[str, Any]) -> None:
-        """Add one decoder as `tokenizer.json` writes it. A kind that changes no bytes adds nothing."""
-        kind = step["type"]
-        if kind == "Sequence":
-            for inner in step["decoders"]:
-                self._add(inner)
-        elif kind == "ByteLevel":
-            self._steps.append(_byte_level)
-        elif kind == "ByteFallback":
-            self._steps.append(_byte_fallback)
-        elif kind == "Replace":
-            self._steps.append(_replace(step["pattern"], step["content"]))
-        elif kind == "Strip":
-            self.strips_leading_space |= step["content"] == " " and step["start"] > 0
-        elif kind == "Metaspace":
-            self.strips_leading_space |= step.get("prepend_scheme", "always") != "never"
-            self._steps.append(_replace({"String": step["replacement"]}, " "))
-        elif kind == "WordPiece":
-            self.strips_leading_space = True
-            self._steps.append(_word_piece(step["prefix"]))
-        elif kind == "BPEDecoder":
-            self._steps.append(_replace({"String": step["suffix"]}, " "))
-
-    def __call__(self, token: str) -> bytes:
+    def _converted(self, token: str) -> bytes:
         """Return the bytes of a token of the base vocabulary, given as the vocabulary spells it."""
         for step in self._steps:
             piece = step(token)
