@@ -36,9 +36,9 @@ def routed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
 
     class Counting(ToolRouter):
-        def route(self, tools: Any, choice: Any, *, parallel: bool) -> Any:
-            found.append(tools[0]["function"]["name"])
-            return super().route(tools, choice, parallel=parallel)
+        def route(self) -> Any:
+            found.append(self.tools[0]["function"]["name"])
+            return super().route()
 
     monkeypatch.setattr(pipeline, "ToolRouter", Counting)
     return found

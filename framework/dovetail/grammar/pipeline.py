@@ -171,14 +171,14 @@ class StructuredOutputs:
         Raises:
             RequestError: The format has no grammar, or a strict tool's schema cannot be enforced.
         """
-        router = ToolRouter(self._router, parser, name, param)
+        router = ToolRouter(self._router, parser, name, param, tools, choice, parallel)
         try:
             key = parser, name, param, parallel, json.dumps([tools, choice])
             route = self._routes.get(key)
         except (TypeError, ValueError, RecursionError):  # tools of a program, not of a body
-            return router.route(tools, choice, parallel=parallel)
+            return router.route()
         if route is None:
-            route = router.route(tools, choice, parallel=parallel)
+            route = router.route()
             self._routes = {} if len(self._routes) >= MAX_ROUTES else self._routes
             if len(key[-1]) <= LARGE_SOURCE:
                 self._routes[key] = route

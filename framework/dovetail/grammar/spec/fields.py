@@ -69,12 +69,6 @@ def json_spec(schema: Any, param: str, *, strict: bool = False) -> GrammarSpec:
     return GrammarSpec(kind=Kind.JSON, source=_json_text(schema, param), strict=strict)
 
 
-def grammar_spec(text: str) -> GrammarSpec:
-    """Return the spec of a grammar in Lark's dialect or GBNF, told apart by how rules are written."""
-    is_lark = _LARK.search(text) is not None and _GBNF.search(text) is None
-    return GrammarSpec(kind=Kind.LARK if is_lark else Kind.EBNF, source=text)
-
-
 def _response_format(value: Any, name: str) -> RequestedGrammar | None:
     if not isinstance(value, Mapping):
         raise _wrong(name, "must be an object")
@@ -121,9 +115,11 @@ def _regex(value: Any, name: str) -> RequestedGrammar:
 
 
 def _grammar(value: Any, name: str) -> RequestedGrammar:
+    """Read a grammar in Lark's dialect or GBNF, told apart by how rules are written."""
     if not isinstance(value, str):
         raise _wrong(name, "must be a string: a grammar in Lark's dialect or GBNF")
-    return RequestedGrammar(grammar_spec(value), name)
+    is_lark = _LARK.search(value) is not None and _GBNF.search(value) is None
+    return RequestedGrammar(GrammarSpec(kind=Kind.LARK if is_lark else Kind.EBNF, source=value), name)
 
 
 def _choice(value: Any, name: str) -> RequestedGrammar:
@@ -224,45 +220,33 @@ _BRACKETS = re.compile(r'[\[{}\]]|"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL
 """Brackets, and strings, the last of which may have no end: each character is looked at once."""
 
 
-def check_spec(spec: GrammarSpec, param: str | None = None, limits: GrammarLimits = LIMITS) -> None:
+def check_spec(spec: GrammarSpec, param: str | None = None, where: str | None = None) -> None:
     """Check a grammar from outside.
 
     Args:
         spec: The grammar.
         param: The request's field, for the error.
-        limits: Bounds.
+        where: What the message begins with; None: the field.
 
     Raises:
         RequestError: With `param`, and the place where there is one.
     """
     try:
-        _check(spec, limits)
+        _check(spec)
     except RequestError as error:
-        named = error.message if param is None else f"{param}: {error.message}"
+        where = where or param
+        named = error.message if where is None else f"{where}: {error.message}"
         raise RequestError(named, param=param, code=error.code) from None
 
 
-def check_schema(source: str, param: str, tool: str) -> None:
-    """Check the schema of a tool's arguments.
-
-    Raises:
-        RequestError: With `param`, the tool's name and the place.
-    """
-    try:
-        _check(GrammarSpec(kind=Kind.JSON, source=source), LIMITS)
-    except RequestError as error:
-        text = f"{param}: the parameters of the tool {tool!r}: {error.message}"
-        raise RequestError(text, param=param, code=error.code) from None
-
-
-def _check(spec: GrammarSpec, limits: GrammarLimits) -> None:
+def _check(spec: GrammarSpec) -> None:
     try:
         size = len(spec.source.encode())
     except UnicodeEncodeError as error:
         raise RequestError(
             f"the grammar holds a lone surrogate at position {error.start}", code="invalid_grammar"
         ) from None
-    check_size(size, limits)
+    check_size(size)
     nul = spec.source.find("\0")
     if nul >= 0:
         text = (
@@ -270,7 +254,7 @@ def _check(spec: GrammarSpec, limits: GrammarLimits) -> None:
         )
         raise RequestError(text, code="invalid_grammar")
     if spec.kind in _IN_JSON:
-        check_nesting(spec.source, limits.max_nesting)
+        check_nesting(spec.source)
     if spec.kind is Kind.JSON:
         root = schema.parse(spec.source)
         schema.check(root)
@@ -284,32 +268,32 @@ def _check(spec: GrammarSpec, limits: GrammarLimits) -> None:
         raise RequestError(f"the regex {why}", code="invalid_grammar")
 
 
-def check_size(num_bytes: int, limits: GrammarLimits = LIMITS) -> None:
+def check_size(num_bytes: int) -> None:
     """Refuse a grammar by its size.
 
     Raises:
         RequestError: `grammar_too_large`.
     """
-    if num_bytes > limits.max_source_bytes:
-        text = f"the grammar has {num_bytes} bytes; at most {limits.max_source_bytes} are allowed"
+    if num_bytes > LIMITS.max_source_bytes:
+        text = f"the grammar has {num_bytes} bytes; at most {LIMITS.max_source_bytes} are allowed"
         raise RequestError(text, code="grammar_too_large")
 
 
-def check_nesting(source: str, max_nesting: int) -> None:
+def check_nesting(source: str) -> None:
     """Refuse JSON text that is nested too deeply, before anything recursive reads it.
 
     Raises:
         RequestError: `grammar_too_complex`.
     """
-    if source.count("{") + source.count("[") <= max_nesting:
+    if source.count("{") + source.count("[") <= LIMITS.max_nesting:
         return
     depth = 0
     for found in _BRACKETS.finditer(source):
         char = found[0]
         if char in "{[":
             depth += 1
-            if depth > max_nesting:
-                what = f"the grammar's JSON is nested more than {max_nesting} deep at position {found.start()}"
+            if depth > LIMITS.max_nesting:
+                what = f"the grammar's JSON is nested more than {LIMITS.max_nesting} deep at position {found.start()}"
                 text = f"{what}; flatten it, for instance with $ref"
                 raise RequestError(text, code="grammar_too_complex")
         elif char in "}]":

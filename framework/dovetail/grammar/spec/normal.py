@@ -23,10 +23,13 @@ from dovetail.sdk.schemas.references import REFERENCES, ReferencedSchema, Refere
 MAX_TEXT = 16 * 1024
 """Characters of a schema that is kept with its descriptions: a longer one is written without."""
 _SAID = ("title", "description", "default", "examples")
+_EXCLUSIVE = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 _SILENT_PATTERNS = ("", ".*", "^.*")
 _SCHEMA = frozenset(("items", "additionalProperties"))
 _LISTED = frozenset(("properties", "anyOf"))
 _NAME = re.compile(r"#/\$defs/([A-Za-z0-9_]+)")
+_ELSEWHERE = frozenset(("$id", "id", "$schema", "$anchor"))
+"""Beside any of these definitions may not be those of a document of today's draft."""
 _BESIDE_REFERENCE = frozenset(("$ref", "description", "title"))
 
 
@@ -43,7 +46,7 @@ def is_normal(root: Any, num_chars: int = 0) -> bool:
     plain = _PLAIN if num_chars <= MAX_TEXT else _BARE
     stack: list[Any] = [root]
     if named:
-        if not isinstance(named, dict) or _defines_elsewhere(root):
+        if not isinstance(named, dict) or not _ELSEWHERE.isdisjoint(root):
             return False
         stack += named.values()
     while stack:
@@ -67,30 +70,9 @@ def is_normal(root: Any, num_chars: int = 0) -> bool:
     return True
 
 
-def _defines_elsewhere(root: Mapping[str, Any]) -> bool:
-    """Whether the definitions are not those of a document of today's draft."""
-    return any(key in root for key in ("$id", "id", "$schema", "$anchor"))
-
-
 def _leads_to_one(reference: str, named: Mapping[str, Any]) -> bool:
     found = _NAME.fullmatch(reference)
     return found is not None and bool(named.get(found[1]))
-
-
-def _anything(_: Any) -> bool:
-    return True
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value > 0
-
-
-def _is_most(value: Any) -> bool:
-    return type(value) is int
-
-
-def _is_bound(value: Any) -> bool:
-    return not isinstance(value, bool)
 
 
 def _is_schema(value: Any) -> bool:
@@ -99,13 +81,12 @@ def _is_schema(value: Any) -> bool:
 
 
 _PLAIN: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("title", "description", "default", "examples"), _anything),
-    **dict.fromkeys(
-        ("type", "enum", "const", "format", "multipleOf", "properties", "anyOf", "$ref", "$defs"), _anything
-    ),
-    **dict.fromkeys(("minItems", "minLength"), _is_count),
-    **dict.fromkeys(("maxItems", "maxLength"), _is_most),
-    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _is_bound),
+    **dict.fromkeys(_SAID, lambda value: True),
+    **dict.fromkeys(("type", "enum", "const", "format", "multipleOf"), lambda value: True),
+    **dict.fromkeys(("properties", "anyOf", "$ref", "$defs"), lambda value: True),
+    **dict.fromkeys(("minItems", "minLength"), lambda value: type(value) is int and value > 0),
+    **dict.fromkeys(("maxItems", "maxLength"), lambda value: type(value) is int),
+    **dict.fromkeys(("minimum", "maximum", *_EXCLUSIVE), lambda value: not isinstance(value, bool)),
     "required": bool,
     "items": _is_schema,
     "additionalProperties": lambda value: value is False or _is_schema(value),
@@ -119,18 +100,7 @@ _BARE = {key: passes for key, passes in _PLAIN.items() if key not in _SAID}
 # One schema object: older drafts' keywords in the newest's words, and without what says nothing.
 
 Node = dict[str, Any]
-COUNTS = frozenset(
-    [
-        "minItems",
-        "minLength",
-        "minProperties",
-        "minContains",
-        "maxItems",
-        "maxLength",
-        "maxProperties",
-        "maxContains",
-    ]
-)
+COUNTS = frozenset(f"{end}{what}" for end in ("min", "max") for what in ("Items", "Length", "Properties", "Contains"))
 
 
 def simplify(node: Node, places: dict[int, SchemaOrigin], says_unevaluated: Callable[[], bool]) -> Any:
@@ -172,9 +142,6 @@ def _old_arrays(node: Node, names: dict[str, str]) -> None:
             names["items"] = "additionalItems"
 
 
-_EXCLUSIVE = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
-
-
 def _old_bounds(node: Node) -> None:
     """Draft 4 says `true` beside a bound."""
     for exclusive, bound in _EXCLUSIVE.items():
@@ -193,7 +160,7 @@ _SILENT: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,), "minItems": (0,), "minLength": (0,), "minProperties": (0,), "required": ([],),
     "additionalProperties": (True, {}), "items": (True, {}), "patternProperties": ({},), "dependentRequired": ({},),
     "dependentSchemas": ({},), "propertyNames": (True, {}, {"type": "string"}), "not": (False,),
-    "unevaluatedItems": (True, {}), "unevaluatedProperties": (True, {}), "contains": (), "pattern": ("", ".*", "^.*"),
+    "unevaluatedItems": (True, {}), "unevaluatedProperties": (True, {}), "contains": (), "pattern": _SILENT_PATTERNS,
 }  # fmt: skip
 _EVALUATING = {"additionalProperties": "unevaluatedProperties", "items": "unevaluatedItems"}
 """Keywords beside which nothing is unevaluated, and what would speak of that."""
@@ -310,9 +277,6 @@ class _Document:
             if isinstance(node, dict) and isinstance(node.get("$dynamicAnchor"), str)
         )
 
-    def _says_unevaluated(self) -> bool:
-        return self._is_unevaluated_said
-
     @cached_property
     def _is_unevaluated_said(self) -> bool:
         found = (node for _, node in schema.every(self._given) if isinstance(node, dict))
@@ -375,7 +339,7 @@ class _Document:
             if key in meaning:
                 holds = key in keywords.HOLDING and isinstance(value, (dict, list))
                 made[key] = self._value(key, value, f"{pointer}/{key}") if holds else value
-        return simplify(made, self.places, self._says_unevaluated)
+        return simplify(made, self.places, lambda: self._is_unevaluated_said)
 
     def _reference(self, node: Node, pointer: str) -> str | bool | None:
         """Return where a node's reference leads, in the new document; a boolean where it leads to one."""

@@ -25,14 +25,7 @@ R = TypeVar("R")
 _NEVER = re.compile(r"[Uu]nsatisfiable|allows no text")
 """What no keyword is to blame for: no text conforms."""
 _WORDS = re.compile(r"[A-Za-z]+")
-_HOLDING = (keywords.ONE | keywords.LISTS | keywords.MAPS | {"$ref"}) - {
-    "not",
-    "if",
-    "then",
-    "else",
-    "contains",
-    "propertyNames",
-}
+_HOLDING = (keywords.HOLDING | {"$ref"}) - {"not", "if", "then", "else", "contains", "propertyNames"}
 MAX_TRIALS = 400
 
 

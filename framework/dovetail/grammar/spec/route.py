@@ -122,22 +122,21 @@ class EnforcementOption:
         grammar: What the engine gets.
         enforcement: As far as is known before it compiles.
         ignored: Places in the given schema that it does not enforce.
-        place: Leads a place in the option's source to what was given; None: it is the same.
+        place: Leads a place in the option's source to what was given.
         alone: Places that it enforces, but not where the text may have another grammar instead.
     """
 
     grammar: GrammarOption
     enforcement: Enforcement
     ignored: tuple[str, ...]
-    place: PlaceMap | None = field(default=None, compare=False, repr=False)
+    place: PlaceMap = field(default=str, compare=False, repr=False)
     alone: tuple[str, ...] = ()
 
     def with_left_out(self, places: Sequence[str]) -> tuple[Enforcement, tuple[str, ...]]:
         """Return enforcement and what is ignored, now that places of the option's source were left out, too."""
         if not places or self.enforcement == "validate_only":
             return self.enforcement, self.ignored
-        given = map(self.place, places) if self.place is not None else places
-        return "approximate", tuple(dict.fromkeys((*self.ignored, *given)))
+        return "approximate", tuple(dict.fromkeys((*self.ignored, *map(self.place, places))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,14 +246,12 @@ class GrammarRouter:
         partial = [(name, support) for name, support in answers if support.level is SupportLevel.APPROXIMATE]
         for name, support in sorted(partial, key=lambda item: len(item[1].ignored)):
             weaker = option_of(name, support.to_compile(spec), relax_schema=True)
-            options.append(EnforcementOption(weaker, "approximate", support.ignored, support.origin))
+            options.append(EnforcementOption(weaker, "approximate", support.ignored, support.origin or str))
         if spec.kind is Kind.STRUCTURAL:
-            options += [
-                replace(option, grammar=_relaxing(option.grammar)) for option in options if option.enforcement == "full"
-            ]
+            full = [option for option in options if option.enforcement == "full"]
+            options += [replace(one, grammar=msgspec.structs.replace(one.grammar, relax_schema=True)) for one in full]
         if not options:
-            reasons = "; ".join(f"{name}: {support.reason}" for name, support in answers)
-            raise RequestError(f"{param} cannot be enforced: {reasons}", param=param, code="unsupported_grammar")
+            raise unenforceable(param, [(name, support.reason) for name, support in answers])
         return GrammarRoute(spec, tuple(options), param)
 
     def spaced(self, spec: GrammarSpec) -> GrammarSpec:
@@ -292,8 +289,7 @@ class GrammarRouter:
         if any_json is not None:
             options.append(EnforcementOption(any_json, "validate_only", ("/",)))
         if not options:
-            reasons = "; ".join(f"{name}: {item.reason}" for name, item in found)
-            raise RequestError(f"{param} cannot be enforced: {reasons}", param=param, code="unsupported_grammar")
+            raise unenforceable(param, [(name, item.reason) for name, item in found])
         return GrammarRoute(spec, tuple(options), param)
 
     def _of_any_json(self, spec: GrammarSpec, able: Sequence[tuple[str, GrammarBackend]]) -> GrammarOption | None:
@@ -345,17 +341,9 @@ class GrammarReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        made: dict[str, Any] = {
-            "backend": self.backend,
-            "enforcement": self.enforcement,
-            "ignored": list(self.ignored),
-            "valid": self.valid,
-        }
-        if self.tools:
-            made["tools"] = [
-                {"name": t.name, "enforcement": t.enforcement, "ignored": list(t.ignored), "valid": t.valid}
-                for t in self.tools
-            ]
+        made: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        if not self.tools:
+            del made["tools"]
         return made
 
 
@@ -377,6 +365,12 @@ def _any_of(types: tuple[str, ...]) -> str:
     return json.dumps({"type": list(types)})
 
 
+def unenforceable(param: str, reasons: Sequence[tuple[str, str]]) -> RequestError:
+    """Word the refusal of a grammar by why each backend cannot enforce it."""
+    text = "; ".join(f"{name}: {why}" for name, why in reasons)
+    return RequestError(f"{param} cannot be enforced: {text}", param=param, code="unsupported_grammar")
+
+
 def not_strict(param: str, found: Sequence[SchemaOffer]) -> RequestError:
     """Word the refusal of a strict schema, by the backend that would come nearest."""
     best = min(found, key=lambda item: (bool(item.reason), len(item.ignored) + len(item.annotations)))
@@ -396,7 +390,3 @@ def _option(name: str, item: SchemaOffer, spec: GrammarSpec, *, relax_schema: bo
 def _unasked(name: str, normal: Normal, spec: GrammarSpec, *, relax_schema: bool = False) -> EnforcementOption:
     """Return an option of a backend that the engine asks what it enforces; what is missing comes back as left out."""
     return EnforcementOption(option_of(name, spec, relax_schema=relax_schema, unasked=True), "full", (), normal.place)
-
-
-def _relaxing(option: GrammarOption) -> GrammarOption:
-    return msgspec.structs.replace(option, relax_schema=True)

@@ -17,7 +17,7 @@ from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar import GrammarBackend, GrammarSpec, Kind, SupportLevel
 from dovetail.contracts.output import FormatSpec
 from dovetail.contracts.tools import ToolParser
-from dovetail.grammar.spec.fields import RequestedGrammar, check_schema, check_spec
+from dovetail.grammar.spec.fields import RequestedGrammar, check_spec
 from dovetail.grammar.spec.normal import normalize
 from dovetail.grammar.spec.route import (
     EnforcementOption,
@@ -27,6 +27,7 @@ from dovetail.grammar.spec.route import (
     ToolSchema,
     not_strict,
     offered,
+    unenforceable,
 )
 from dovetail.grammar.spec.wire import option_of
 from dovetail.sdk.formats.presence import presences
@@ -75,54 +76,50 @@ class ToolPlaces:
         return (number, where) in self.starts.values()
 
 
+@dataclass(frozen=True, slots=True)
 class ToolRouter:
-    """Routes the calls of one request."""
+    """Routes the calls of one request; see `StructuredOutputs.tools` for what there is of it."""
 
-    def __init__(self, router: GrammarRouter, parser: ToolParser, name: str, param: str) -> None:
-        """Keep what there is: the format's parser and its name, and the request's field, for errors."""
-        self._router, self._parser, self._name, self._param = router, parser, name, param
+    router: GrammarRouter
+    parser: ToolParser
+    name: str
+    param: str
+    tools: Sequence[Tool]
+    choice: Any
+    parallel: bool
 
-    def route(self, tools: Sequence[Tool], choice: Any, *, parallel: bool) -> GrammarRoute:
-        """Return the options; see `StructuredOutputs.tools`.
+    def route(self) -> GrammarRoute:
+        """Return the options.
 
         Raises:
             RequestError: There is none.
         """
-        allowed = {tool["function"]["name"] for tool in chosen(tools, choice)}
+        allowed = {tool["function"]["name"] for tool in chosen(self.tools, self.choice)}
         schemas = [
             ToolSchema(name, json.dumps(arguments_schema(tool), ensure_ascii=False), f"/tools/{i}/function/parameters")
-            for i, tool in enumerate(tools)
+            for i, tool in enumerate(self.tools)
             if (name := tool["function"]["name"]) in allowed
         ]
         for each in schemas:
-            check_schema(each.source, self._param, each.name)
-        able = self._router.able(Kind.STRUCTURAL, self._param)
+            where = f"{self.param}: the parameters of the tool {each.name!r}"
+            check_spec(GrammarSpec(kind=Kind.JSON, source=each.source), self.param, where)
+        able = self.router.able(Kind.STRUCTURAL, self.param)
         options, reasons = [], []
         for name, backend in able:
-            found = self._option(name, backend, tools, schemas, choice, parallel=parallel)
+            found = self._option(name, backend, schemas)
             if isinstance(found, str):
-                reasons.append(f"{name}: {found}")
+                reasons.append((name, found))
             else:
                 options.append(found)
         if not options:
-            text = f"{self._param} cannot be enforced: {'; '.join(reasons)}"
-            raise RequestError(text, param=self._param, code="unsupported_grammar")
+            raise unenforceable(self.param, reasons)
         options.sort(key=lambda option: len(option.ignored))
-        validated = [] if self._router.enforced_only else options[:1]
-        options += [self._free(option, tools, choice, parallel=parallel) for option in validated]
+        validated = [] if self.router.enforced_only else options[:1]
+        options += map(self._free, validated)
         spec = GrammarSpec(kind=Kind.STRUCTURAL, source=options[0].grammar.source)
-        return GrammarRoute(spec, tuple(options), self._param, tuple(schemas))
+        return GrammarRoute(spec, tuple(options), self.param, tuple(schemas))
 
-    def _option(
-        self,
-        name: str,
-        backend: GrammarBackend,
-        tools: Sequence[Tool],
-        schemas: Sequence[ToolSchema],
-        choice: Any,
-        *,
-        parallel: bool,
-    ) -> EnforcementOption | str:
+    def _option(self, name: str, backend: GrammarBackend, schemas: Sequence[ToolSchema]) -> EnforcementOption | str:
         """Return one backend's option, or why there is none."""
         numbers = {each.name: number for number, each in enumerate(schemas)}
         weak: dict[int, tuple[str, SchemaOffer]] = {}
@@ -130,31 +127,31 @@ class ToolRouter:
             normal = normalize(json.loads(each.source), is_split=True)
             item = offered(backend, normal, GrammarSpec(kind=Kind.JSON, source=normal.source))
             if item.reason or not isinstance(item.schema, dict):
-                if self._router.enforced_only:
+                if self.router.enforced_only:
                     return f"of the parameters of the tool {each.name!r} nothing can be enforced: {item.reason}"
                 item = replace(item, source='{"type": "object"}', ignored=("",))
             weak[number] = (each.place, item)
-        noted = [_noted(tool, numbers.get(tool["function"]["name"]), weak) for tool in tools]
-        spec = self._grammar(noted, choice, parallel)
+        noted = [_noted(tool, numbers.get(tool["function"]["name"]), weak) for tool in self.tools]
+        spec = self._grammar(noted)
         root = json.loads(spec.source)
         places = ToolPlaces(_starts(root), weak)
         spec = replace(spec, source=json.dumps(root))
-        check_spec(spec, self._param)
+        check_spec(spec, self.param)
         support = backend.supports(spec)
         if support.level is SupportLevel.NONE:
             return support.reason
         unsaid = [places.found(at) for at in support.ignored]
         ignored: list[str] = []
-        for tool in tools:
+        for tool in self.tools:
             if tool["function"]["name"] not in numbers:
                 continue
             number = numbers[tool["function"]["name"]]
             place, item = weak[number]
             lost = [*item.ignored, *(item.place(at) for at in _lost(number, item.schema, places, tool))]
             lost += [at[1] for at in unsaid if at is not None and at[0] == number]
-            if lost and tool["function"].get("strict") and self._router.strict_schema:
+            if lost and tool["function"].get("strict") and self.router.strict_schema:
                 raise not_strict(
-                    f"{self._param}: the tool {schemas[number].name!r}", [replace(item, ignored=tuple(lost))]
+                    f"{self.param}: the tool {schemas[number].name!r}", [replace(item, ignored=tuple(lost))]
                 )
             ignored += [place + at for at in dict.fromkeys(lost)]
         ignored += [at for at in support.ignored if places.found(at) is None]
@@ -162,32 +159,24 @@ class ToolRouter:
         alone = tuple(map(places.place, support.alone))
         return EnforcementOption(made, "approximate" if ignored else "full", tuple(ignored), places.place, alone)
 
-    def _free(
-        self, option: EnforcementOption, tools: Sequence[Tool], choice: Any, *, parallel: bool
-    ) -> EnforcementOption:
+    def _free(self, option: EnforcementOption) -> EnforcementOption:
         """Return an option in which the arguments are any object."""
-        free = [_function(tool, {"type": "object"}) for tool in tools]
-        made = option_of(option.grammar.backend, self._checked(free, choice, parallel))
-        return EnforcementOption(
-            made, "validate_only", tuple(f"/tools/{i}/function/parameters/" for i in range(len(tools)))
-        )
+        spec = self._grammar([_function(tool, {"type": "object"}) for tool in self.tools])
+        check_spec(spec, self.param)
+        ignored = tuple(f"/tools/{i}/function/parameters/" for i in range(len(self.tools)))
+        return EnforcementOption(option_of(option.grammar.backend, spec), "validate_only", ignored)
 
-    def _checked(self, tools: Sequence[Tool], choice: Any, parallel: bool) -> GrammarSpec:
-        spec = self._grammar(tools, choice, parallel)
-        check_spec(spec, self._param)
-        return spec
-
-    def _grammar(self, tools: Sequence[Tool], choice: Any, parallel: bool) -> GrammarSpec:
-        """Return the grammar of the calls."""
+    def _grammar(self, tools: Sequence[Tool]) -> GrammarSpec:
+        """Return the grammar of the calls of tools."""
         strict = any(tool["function"].get("strict") for tool in tools)
-        if choice == "auto":
-            spec = auto_grammar(self._parser, tools, strict, parallel)
+        if self.choice == "auto":
+            spec = auto_grammar(self.parser, tools, strict, self.parallel)
         else:
-            spec = self._parser.grammar(tools, choice, strict, parallel)
+            spec = self.parser.grammar(tools, self.choice, strict, self.parallel)
         if spec is None:
-            text = f"{self._param}: the tool format {self._name!r} has no grammar, so this cannot be enforced"
-            raise RequestError(f"{text}; use tool_choice auto", param=self._param, code="unsupported_parameter")
-        return self._router.spaced(spec)
+            text = f"{self.param}: the tool format {self.name!r} has no grammar, so this cannot be enforced"
+            raise RequestError(f"{text}; use tool_choice auto", param=self.param, code="unsupported_parameter")
+        return self.router.spaced(spec)
 
 
 def join(
