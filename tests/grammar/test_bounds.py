@@ -182,7 +182,7 @@ def test_what_needs_no_process_does_not_wait_long_for_the_first(
 def test_a_grammar_that_came_before_the_vocabulary_is_not_told_that_others_are_in_its_way(make_service: Make) -> None:
     """Its time passed while tokens were read: the last way, which takes none, is tried all the same."""
     service = make_service(0.2)
-    make, service._compiler._make_vocabulary = service._compiler._make_vocabulary, lambda: (time.sleep(0.5), make())[1]
+    make, service._compiler.make_vocabulary = service._compiler.make_vocabulary, lambda: (time.sleep(0.5), make())[1]
     steps = (json_option({"type": "integer", "multipleOf": 5_000_011}), json_option({"type": "integer"}))
     found = settle(service, service.request(steps))
     assert isinstance(found, Enforced)

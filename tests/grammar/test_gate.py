@@ -140,6 +140,11 @@ def gate_of(
     return make_gate(thinking, tokens_of(tokenizer), constrained=constrained)
 
 
+def thinks(gate: ReasoningGate) -> bool:
+    """Whether the next token is thinking."""
+    return getattr(gate, "state", "") == "in" or getattr(gate, "phase", "") == "think"
+
+
 def followed(spec: FormatSpec) -> FormatSpec:
     """Return a format as the server reads it where the engine follows thinking."""
     marks = spec.reasoning
@@ -163,7 +168,7 @@ def cases(tokenizer: Tokenizer, count: int, seed: int) -> list[tuple[FormatSpec,
 
 
 def signs(gate: ReasoningGate) -> tuple[object, ...]:
-    return gate.reasoning_tokens, gate.in_reasoning, gate.free, gate.forced_ids, gate.extra_id, gate.forbidden_id
+    return gate.reasoning_tokens, thinks(gate), gate.free, gate.forced_ids, gate.extra_id, gate.forbidden_id
 
 
 def test_gate_and_parser_agree_after_every_token(tokenizer: Tokenizer) -> None:
@@ -181,13 +186,13 @@ def test_gate_and_parser_agree_after_every_token(tokenizer: Tokenizer) -> None:
             continue
         repeated = 0
         for token_id in ids:
-            if gate.in_reasoning and spec.messages is None and token_id == tokenizer.added_tokens["<tool_call>"]:
+            if thinks(gate) and spec.messages is None and token_id == tokenizer.added_tokens["<tool_call>"]:
                 break
             repeated += token_id == tokenizer.added_tokens["<think>"]
             gate.accept(token_id)
             parser.feed([token_id])
             text = tail, tokenizer.decode(ids, skip_special_tokens=False)
-            assert gate.in_reasoning == parser.in_reasoning, text
+            assert thinks(gate) == parser.in_reasoning, text
             assert 0 <= gate.reasoning_tokens - parser.reasoning_tokens <= repeated, text
         num_seen += 1
     assert num_seen > 600
@@ -219,11 +224,11 @@ def test_gate_and_parser_agree_in_every_format(entry: EntryPoint) -> None:
         parser.prime(tail)
         for token_id in ids if gate is not None else ():
             assert gate is not None
-            if gate.in_reasoning and token_id == tokenizer.added_tokens["<tool_call>"]:
+            if thinks(gate) and token_id == tokenizer.added_tokens["<tool_call>"]:
                 break
             gate.accept(token_id)
             parser.feed([token_id])
-            assert gate.in_reasoning == parser.in_reasoning, (tail, tokenizer.decode(ids, skip_special_tokens=False))
+            assert thinks(gate) == parser.in_reasoning, (tail, tokenizer.decode(ids, skip_special_tokens=False))
 
 
 def test_rollback_restores_what_was(tokenizer: Tokenizer) -> None:
@@ -263,10 +268,10 @@ def test_rollback_restores_what_quotes(opening: str, tokenizer: Tokenizer) -> No
     for _ in range(3):
         for token_id in (*quoted, think):
             gate.accept(token_id)
-        assert not gate.in_reasoning
+        assert not thinks(gate)
         gate.rollback(len(quoted) + 1)
         gate.accept(think)
-        assert gate.in_reasoning
+        assert thinks(gate)
         gate.rollback(1)
 
 
@@ -280,11 +285,11 @@ def test_a_budget_leaves_an_answer_that_names_the_markers(tokenizer: Tokenizer) 
             assert gate.forced_ids is None
             assert gate.forbidden_id != token_id
             gate.accept(token_id)
-        assert (gate.reasoning_tokens, gate.in_reasoning) == (0, False)
+        assert (gate.reasoning_tokens, thinks(gate)) == (0, False)
         gate.accept(tokenizer.encode("\n", add_special_tokens=False)[0])
         assert (gate.forbidden_id is None) == (budget != 0)
         gate.accept(tokenizer.added_tokens["<think>"])
-        assert gate.in_reasoning == (budget != 0)
+        assert thinks(gate) == (budget != 0)
 
 
 def test_a_token_costs_the_same_in_a_long_answer(tokenizer: Tokenizer) -> None:

@@ -123,7 +123,7 @@ def test_a_gate_follows_a_marker_spelled_in_any_tokens(small: Vocabulary, sets: 
     assert all(gate.accept(token) for token in ids)
     assert gate.state == "out"
     gate.rollback(1)
-    assert gate.in_reasoning
+    assert gate.state == "in"
     assert gate.accept(ids[-1])
     assert not gate.accept(ids[0])
 

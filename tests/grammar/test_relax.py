@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -109,7 +108,7 @@ def test_ties_go_to_the_backend_that_is_liked_most(router: GrammarRouter) -> Non
 def service(small: Vocabulary) -> Any:
     plugins = load(make_plan(Registry.scan(), grammar_backend="llguidance"), "engine")
     made = GrammarService(plugins, lambda: small, timeout_s=60, cache_bytes=1 << 24)
-    made._compiler.wait_ready(time.monotonic() + 60)  # an option is given up where the process takes long to start
+    made._compiler.pool().wait_ready(60)  # an option is given up where the process takes long to start
     yield made
     made.close()
 

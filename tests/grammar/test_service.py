@@ -64,7 +64,7 @@ def settle(service: GrammarService, future: CompileFuture, timeout_s: float = 24
 
 def start_process(service: GrammarService) -> None:
     """Wait for the process that others are forked from: that it starts counts as well."""
-    service._compiler.wait_ready(time.monotonic() + 240)
+    service._compiler.pool().wait_ready(240)
 
 
 def test_a_vocabulary_travels(small: Vocabulary) -> None:
@@ -316,9 +316,11 @@ def test_a_grammar_counts_as_what_it_holds(make_service: Callable[[float], Gramm
     service = make_service(240)
     start_process(service)
     schema = {"enum": [{"k": i, "v": [i]} for i in range(700)]}  # takes half a second to load with 2,000
-    made = service._compiler.outside(json_option(schema), time.monotonic() + 240)
+    option = json_option(schema)
+    made = service._compiler.outside(option, time.monotonic() + 240)
     assert made.num_bytes > max(2 << 20, 2 * made.grammar.num_bytes)
-    service._cache.put("large", Enforced(0, made.grammar, made.backend), made.num_bytes)
+    found = Enforced(0, made.grammar, service._compiler.backend(option.backend))
+    service._cache.put("large", found, made.num_bytes)
     assert service._cache.get("large") is None, "more than the whole bound"
 
 
@@ -348,8 +350,8 @@ def test_the_judge_starts_ahead_where_there_are_backends(small: Vocabulary) -> N
     try:
         front.warm_up()
         none.warm_up()
-        assert none._validator._pool is None
-        assert front._validator._pool is not None
+        assert none._validator._pool._fork_server._attempt is None
+        assert front._validator._pool._fork_server._attempt is not None
         front._validator._pool.wait_ready(240)
     finally:
         front.close()

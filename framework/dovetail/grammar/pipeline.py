@@ -138,9 +138,8 @@ class StructuredOutputs:
         """
         if name is None or name == "auto":
             return self
-        names = self._router.names
-        if name not in names:
-            possible = ", ".join(("auto", *names))
+        if name not in self._router.backends:
+            possible = ", ".join(("auto", *self._router.backends))
             text = f"{param} {name!r} is not loaded here; possible: {possible} (serve --grammar-backend loads them)"
             raise RequestError(text, param=param, code="invalid_value")
         return self._alone.get(name, self)
@@ -248,7 +247,7 @@ class StructuredOutputs:
 
     def warm_up(self) -> None:
         """Begin to start the process that judges texts, where there are backends."""
-        if self._router.names:
+        if self._router.backends:
             self._validator.warm_up()
 
     def close(self) -> None:

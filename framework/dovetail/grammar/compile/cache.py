@@ -84,14 +84,12 @@ class GrammarCache:
             self._found.move_to_end(key)
             entry.used = time.monotonic()
             return entry.enforced
-        found = self._refused.get(key)
-        if found is None:
-            return None
-        refused, until = found
+        refused, until = self._refused.get(key, (None, math.inf))
         if time.monotonic() > until:
             del self._refused[key]
             return None
-        self._refused.move_to_end(key)
+        if refused is not None:
+            self._refused.move_to_end(key)
         return refused
 
     def put(self, key: Hashable, outcome: Enforced | RejectedGrammar, seen_bytes: int) -> None:

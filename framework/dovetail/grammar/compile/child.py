@@ -178,7 +178,9 @@ class CompileChild:
         self._backends: dict[str, GrammarBackend] = {}
         for planned in plan.of_kind("grammar_backend"):
             with contextlib.suppress(Exception):  # one that cannot be made says why to whoever asks for it
-                self._compile_first(self._backend(planned.name))
+                backend = self._backend(planned.name)
+                spec = next(spec for kind, spec in FIRST.items() if kind in backend.kinds)
+                backend.compile(spec, GrammarLimits(timeout_s=1.0, max_bytes=max_bytes))
 
     def prepare(self, job: ChildJob) -> None:
         """Make sure that a job does not pay for its backend."""
@@ -191,7 +193,8 @@ class CompileChild:
         try:
             backend = self._backend(job.option.backend)
             has_memory = lower(resource.RLIMIT_AS, address_space() + self._max_bytes)
-            lower(resource.RLIMIT_CPU, _cpu_limit(job.timeout_s))
+            # Whole seconds, of all threads together, beyond what loading took.
+            lower(resource.RLIMIT_CPU, math.ceil(time.process_time() + 2 * job.timeout_s) + 1)
             limits = GrammarLimits(timeout_s=job.timeout_s, max_bytes=self._max_bytes)
             return self._compile(backend, job.option, limits)
         except RequestError as error:
@@ -226,20 +229,11 @@ class CompileChild:
         try_out(result, self._vocabulary)
         return ChildReply(blob=blob, load_s=after.cpu_s - before.cpu_s, load_bytes=after.bytes_since(before))
 
-    def _compile_first(self, backend: GrammarBackend) -> None:
-        spec = next(spec for kind, spec in FIRST.items() if kind in backend.kinds)
-        backend.compile(spec, GrammarLimits(timeout_s=1.0, max_bytes=self._max_bytes))
-
     def _backend(self, name: str) -> GrammarBackend:
         if name not in self._backends:
             made: GrammarBackend = self._plugins.get("grammar_backend", name)(self._vocabulary)
             self._backends[name] = made
         return self._backends[name]
-
-
-def _cpu_limit(timeout_s: float) -> int:
-    """Whole seconds of processor time, of all threads of a job together, beyond what loading took."""
-    return math.ceil(time.process_time() + 2 * timeout_s) + 1
 
 
 if __name__ == "__main__":

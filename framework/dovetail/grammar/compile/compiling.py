@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -18,7 +18,7 @@ from dovetail.grammar.compile.pool import ChildTimeoutError, WorkerPool
 from dovetail.grammar.spec.refusals import TOO_COMPLEX
 from dovetail.grammar.spec.relax import lightened, without
 from dovetail.grammar.spec.route import PlaceMap, asked
-from dovetail.grammar.spec.wire import ChildJob, ChildReply, ChildStart, spec_of
+from dovetail.grammar.spec.wire import ChildJob, ChildStart, spec_of
 from dovetail.messages import GrammarOption
 from dovetail.plugins import LoadedPlugins
 
@@ -33,41 +33,27 @@ class CompileResult:
 
     Attributes:
         grammar: It.
-        backend: What made it.
         num_bytes: Memory that it was seen to take; 0 where nobody looked.
         ignored: What was left out of its source.
     """
 
     grammar: CompiledGrammar
-    backend: GrammarBackend
     num_bytes: int = 0
     ignored: tuple[str, ...] = ()
 
 
+@dataclass(eq=False)
 class Compiler:
-    """One per engine. Thread-safe."""
+    """One per engine. Thread-safe; backends, vocabulary and processes are made at first use."""
 
-    def __init__(
-        self,
-        plugins: LoadedPlugins,
-        make_vocabulary: Callable[[], Vocabulary],
-        limits: GrammarLimits,
-        max_children: int,
-    ) -> None:
-        """Prepare; backends, vocabulary and processes are made at first use."""
-        self._plugins = plugins
-        self._make_vocabulary = make_vocabulary
-        self._limits = limits
-        self._max_children = max_children
-        self._making = threading.Lock()
-        self._vocabulary: Vocabulary | None = None
-        self._backends: dict[str, GrammarBackend] = {}
-        self._pool: WorkerPool | None = None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether `outside` begins at once, and does not start the process that others are forked from."""
-        return self._pool is not None and self._pool.is_ready
+    plugins: LoadedPlugins
+    make_vocabulary: Callable[[], Vocabulary]
+    limits: GrammarLimits
+    max_children: int
+    _making: threading.Lock = field(default_factory=threading.Lock)
+    _vocabulary: Vocabulary | None = None
+    _backends: dict[str, GrammarBackend] = field(default_factory=dict)
+    _pool: WorkerPool | None = None
 
     def vocabulary(self) -> Vocabulary:
         """The model's vocabulary, made at the first call.
@@ -77,7 +63,7 @@ class Compiler:
         """
         with self._making:
             if self._vocabulary is None:
-                self._vocabulary = self._make_vocabulary()
+                self._vocabulary = self.make_vocabulary()
             return self._vocabulary
 
     def backend(self, name: str) -> GrammarBackend:
@@ -89,7 +75,7 @@ class Compiler:
         vocabulary = self.vocabulary()
         with self._making:
             if name not in self._backends:
-                self._backends[name] = self._plugins.get("grammar_backend", name)(vocabulary)
+                self._backends[name] = self.plugins.get("grammar_backend", name)(vocabulary)
             return self._backends[name]
 
     def asked(self, option: GrammarOption) -> tuple[GrammarOption, tuple[str, ...], PlaceMap] | None:
@@ -103,9 +89,8 @@ class Compiler:
             RequestError: The grammar is refused.
         """
         backend = self.backend(option.backend)
-        result = backend.compile(spec_of(option), self._limits)
-        made = backend.load(result) if isinstance(result, bytes) else result
-        return CompileResult(made, backend)
+        result = backend.compile(spec_of(option), self.limits)
+        return CompileResult(backend.load(result) if isinstance(result, bytes) else result)
 
     def lighter(self, option: GrammarOption) -> CompileResult | None:
         """Compile in this thread what takes too long, without what costs most; None where that is not known.
@@ -113,13 +98,11 @@ class Compiler:
         Raises:
             RequestError: The grammar is refused without it, too.
         """
-        backend = self.backend(option.backend)
-        found = lightened(backend, spec_of(option))
+        found = lightened(self.backend(option.backend), spec_of(option))
         if found is None:
             return None
         spec, gone = found
-        made = self.inline(msgspec.structs.replace(option, source=spec.source))
-        return CompileResult(made.grammar, backend, ignored=gone)
+        return replace(self.inline(msgspec.structs.replace(option, source=spec.source)), ignored=gone)
 
     def outside(self, option: GrammarOption, deadline: float) -> CompileResult:
         """Compile in a process of its own, and load the result here.
@@ -133,27 +116,16 @@ class Compiler:
         left = deadline - time.monotonic()
         if left <= 0:
             raise ChildTimeoutError
-        reply = self._children().run(ChildJob(option=option, timeout_s=left), left)
+        reply = self.pool().run(ChildJob(option=option, timeout_s=left), left)
         if reply.error is not None:
             raise RequestError(reply.error, code=reply.code) if reply.code else PluginError(reply.error)
-        _check_cost(reply)
-        if reply.blob is None:
-            source = without(option.source, reply.ignored)
-            again = self.inline(msgspec.structs.replace(option, source=source))
-            return CompileResult(again.grammar, backend, reply.load_bytes, reply.ignored)
-        return CompileResult(backend.load(reply.blob), backend, reply.load_bytes, reply.ignored)
-
-    def warm_up(self) -> None:
-        """Begin to start the process that others are forked from."""
-        self._children().warm_up()
-
-    def wait_ready(self, deadline: float) -> None:
-        """Wait until `outside` does not have to wait for that process.
-
-        Raises:
-            ChildStartError: It could not be started by the deadline.
-        """
-        self._children().wait_ready(deadline - time.monotonic())
+        if reply.load_s > MAX_LOAD_S or reply.load_bytes > MAX_LOAD_BYTES:
+            text = f"the compiled grammar is too large ({reply.load_bytes >> 20} MiB, {reply.load_s:.1f} s to load)"
+            raise RequestError(f"{text}; make it simpler", code=TOO_COMPLEX)
+        if reply.blob is not None:
+            return CompileResult(backend.load(reply.blob), reply.load_bytes, reply.ignored)
+        again = self.inline(msgspec.structs.replace(option, source=without(option.source, reply.ignored)))
+        return replace(again, num_bytes=reply.load_bytes, ignored=reply.ignored)
 
     def close(self) -> None:
         """End all processes."""
@@ -161,17 +133,12 @@ class Compiler:
             if self._pool is not None:
                 self._pool.close()
 
-    def _children(self) -> WorkerPool:
+    def pool(self) -> WorkerPool:
+        """The processes that `outside` needs; none is started yet."""
         vocabulary = self.vocabulary()
         with self._making:
             if self._pool is None:
-                plan, alone = self._plugins.plan, replace(vocabulary, encode=None)
-                start = ChildStart(plan=plan, vocabulary=alone, max_bytes=self._limits.max_bytes)
-                self._pool = WorkerPool(start, self._max_children)
+                plan, alone = self.plugins.plan, replace(vocabulary, encode=None)
+                start = ChildStart(plan=plan, vocabulary=alone, max_bytes=self.limits.max_bytes)
+                self._pool = WorkerPool(start, self.max_children)
             return self._pool
-
-
-def _check_cost(reply: ChildReply) -> None:
-    if reply.load_s > MAX_LOAD_S or reply.load_bytes > MAX_LOAD_BYTES:
-        text = f"the compiled grammar is too large ({reply.load_bytes >> 20} MiB, {reply.load_s:.1f} s to load)"
-        raise RequestError(f"{text}; make it simpler", code=TOO_COMPLEX)

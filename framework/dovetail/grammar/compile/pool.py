@@ -145,35 +145,24 @@ class FinalValidator:
     """Judges texts in a child process, started at the first one at the latest. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pool: WorkerPool | None = None
+        self._pool = WorkerPool(ChildStart(), 1)
         self._is_early = False
 
     def warm_up(self) -> None:
         """Begin to start the process ahead of the first text, which then waits for it no longer than for a verdict."""
         self._is_early = True
-        self._started().warm_up()
+        self._pool.warm_up()
 
     def validate(self, schema: str, texts: Sequence[str]) -> list[bool | None]:
         """Return for each text whether it conforms; None where that could not be found out in time. Blocks."""
-        pool = self._started()
         job = ChildCheck(schema=schema, texts=list(texts), timeout_s=TIMEOUT_S)
         try:
-            pool.wait_ready(TIMEOUT_S if self._is_early else START_S)
-            reply = pool.run(job, TIMEOUT_S)
+            self._pool.wait_ready(TIMEOUT_S if self._is_early else START_S)
+            reply = self._pool.run(job, TIMEOUT_S)
         except (ChildTimeoutError, ChildDiedError):
             return [None] * len(texts)
         return [None] * len(texts) if reply.error is not None else list(reply.validities)
 
     def close(self) -> None:
         """End the process."""
-        with self._lock:
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.close()
-
-    def _started(self) -> WorkerPool:
-        with self._lock:
-            if self._pool is None:
-                self._pool = WorkerPool(ChildStart(), 1)
-            return self._pool
+        self._pool.close()

@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from dovetail.contracts.errors import DovetailError, RequestError
@@ -181,12 +182,8 @@ class GrammarService:
 
     def close(self) -> None:
         """End threads and processes; futures that are still open stay so."""
-        self._inline.close()
-        self._outside.close()
-        self._swift.close()
-        self._warmup_pool.close()
-        self._trimmer.close()
-        self._compiler.close()
+        for part in (self._inline, self._outside, self._swift, self._warmup_pool, self._trimmer, self._compiler):
+            part.close()
 
     def _prepare(self, future: CompileFuture) -> None:
         try:
@@ -202,7 +199,7 @@ class GrammarService:
             options = [option_of(planned.name, WARM_UP) for planned, _ in self._plugins.candidates("grammar_backend")]
             for option in filter(self._is_inline, options):
                 self._compiler.inline(option)
-            self._compiler.warm_up()
+            self._compiler.pool().warm_up()
             for option in (option for option in options if not self._is_inline(option)):
                 self._outside.put("", partial(self._load_early, option))
         except DovetailError as error:
@@ -220,7 +217,7 @@ class GrammarService:
         """
         try:
             if WARM_UP.kind in self._compiler.backend(option.backend).kinds:
-                self._compiler.wait_ready(time.monotonic() + START_S)
+                self._compiler.pool().wait_ready(START_S)
                 self._compiler.outside(option, time.monotonic() + self._timeout_s)
         except Exception as error:
             logger.debug("grammar backend %s is not prepared: %s", option.backend, error)
@@ -268,7 +265,7 @@ class GrammarService:
                     self._pass_on(job, place)
                     return
                 ignored = (*lost, *map(origin, compiled.ignored))
-                enforced = Enforced(job.index, compiled.grammar, compiled.backend, ignored)
+                enforced = Enforced(job.index, compiled.grammar, self._compiler.backend(option.backend), ignored)
                 self._finish(job, enforced, compiled.num_bytes)
                 return
             except Exception as error:  # whatever a backend raises ends one request
@@ -284,7 +281,7 @@ class GrammarService:
 
     def _pass_on(self, job: CompileJob, place: CompileSite) -> None:
         """Have a job done in a process; where all are busy, first in the one for what is done soon."""
-        if not self._compiler.is_ready and not self._is_inline(job.options[-1]):
+        if not self._compiler.pool().is_ready and not self._is_inline(job.options[-1]):
             job.deadline = job.asked + START_S + job.patience_s
         if place is CompileSite.HERE and not self._outside.is_free:
             self._swift.put(job.owner, partial(self._work, job, CompileSite.SWIFT))
@@ -305,7 +302,9 @@ class GrammarService:
                     return None  # finding out what to leave out takes many compilations
                 raise
         if place is CompileSite.SWIFT:
-            return self._swiftly(job, option, now)
+            with suppress(ChildTimeoutError, ChildStartError):
+                return self._compiler.outside(option, min(job.last_option_at, now + SWIFT_S))
+            return None  # what is not done soon
         job.began = job.began or now
         self._await_process(job, now)
         now = time.monotonic()
@@ -313,22 +312,16 @@ class GrammarService:
             option, job.deadline if is_last else min(job.last_option_at, now + EARLY_OPTION_S)
         )
 
-    def _swiftly(self, job: CompileJob, option: GrammarOption, now: float) -> CompileResult | None:
-        """Compile in a process for what is done soon; None for what is not."""
-        try:
-            return self._compiler.outside(option, min(job.last_option_at, now + SWIFT_S))
-        except (ChildTimeoutError, ChildStartError):
-            return None
-
     def _await_process(self, job: CompileJob, now: float) -> None:
         """Wait for the first process: a while where another option needs none, else as long as it takes to start.
 
         What an option may take does not pass meanwhile.
         """
-        if not self._compiler.is_ready:
+        if not self._compiler.pool().is_ready:
             early = now if job.has_waited else min(job.last_option_at, now + EARLY_OPTION_S)
             job.has_waited = True
-            self._compiler.wait_ready(early if self._is_inline(job.options[-1]) else job.deadline)
+            until = early if self._is_inline(job.options[-1]) else job.deadline
+            self._compiler.pool().wait_ready(until - time.monotonic())
         job.deadline = min(job.deadline, time.monotonic() + job.patience_s)
 
     def _was_left(self, job: CompileJob) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -46,21 +47,18 @@ class WordRules:
             if said[-len(before) :] == before:
                 clear_bit(row, last)
 
-    def accept(self, token_id: int) -> None:
-        """Take what was said."""
-        self.tail.append(token_id)
-
 
 MAX_ROWS = 64
-"""Rows that are kept for sets of tokens that requests name."""
+"""Rows that are kept for sets of tokens that requests name: those that were asked for last."""
 
 
 class TokenSets:
     """Masks of a vocabulary that every constraint may need; made once.
 
     Attributes:
-        eos: Mask row of the ids in `eos_ids`, which end a reply.
-        not_eos: Mask row of all others.
+        not_eos: Mask row of all tokens but the `eos_ids`, which end a reply.
+        non_eos_mask: Returns the row of `not_eos` without a set of tokens; kept.
+        beginnings: Returns the row of the tokens with which a text may begin; kept.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -68,28 +66,17 @@ class TokenSets:
         self.tokens = vocabulary.tokens
         self.eos_ids = vocabulary.eos_ids
         self.full = full_row(vocabulary.size)
-        self.eos = new_row(vocabulary.size, (i for i in vocabulary.eos_ids if i < vocabulary.size))
-        self.not_eos = self.full & ~self.eos
-        self._beginnings: dict[bytes, Words] = {}
-        self._non_eos_masks: dict[frozenset[int], Words] = {frozenset(): self.not_eos}
+        self.not_eos = self.full & ~new_row(vocabulary.size, (i for i in vocabulary.eos_ids if i < vocabulary.size))
+        self.non_eos_mask = lru_cache(MAX_ROWS)(self._non_eos_mask)
+        self.beginnings = lru_cache(MAX_ROWS)(self._beginnings)
 
-    def non_eos_mask(self, but: frozenset[int]) -> Words:
+    def _non_eos_mask(self, but: frozenset[int]) -> Words:
         """Return the row of all tokens that are neither an end of the reply nor in `but`."""
-        found = self._non_eos_masks.get(but)
-        if found is None:
-            found = self.not_eos & ~new_row(self.size, (i for i in but if i < self.size))
-            if len(self._non_eos_masks) < MAX_ROWS:
-                self._non_eos_masks[but] = found
-        return found
+        return self.not_eos & ~new_row(self.size, (i for i in but if i < self.size))
 
-    def beginnings(self, text: bytes) -> Words:
+    def _beginnings(self, text: bytes) -> Words:
         """Return the row of the tokens with which a text may begin, or which are all of it."""
-        found = self._beginnings.get(text)
-        if found is None:
-            found = new_row(self.size, (i for i, token in enumerate(self.tokens) if token and text.startswith(token)))
-            if len(self._beginnings) < MAX_ROWS:
-                self._beginnings[text] = found
-        return found
+        return new_row(self.size, (i for i, token in enumerate(self.tokens) if token and text.startswith(token)))
 
 
 class ConstraintMark(NamedTuple):
@@ -260,7 +247,7 @@ class Constraint:
             return "allowed_token_ids, bad_words and the grammar together leave no token to say"
         self._num_taken += 1
         if self.rules is not None:
-            self.rules.accept(token_id)
+            self.rules.tail.append(token_id)
         if gate is not None and gate.accept(token_id) and not gate.covers_reply:
             if gate.free:
                 return None

@@ -69,11 +69,6 @@ class ReasoningGate(ABC):
 
     @property
     @abstractmethod
-    def in_reasoning(self) -> bool:
-        """Whether the next token continues the thinking."""
-
-    @property
-    @abstractmethod
     def free(self) -> bool:
         """Whether the next token is not the grammar's business."""
 
@@ -155,11 +150,6 @@ class MarkerGate(ReasoningGate):
         self._tail = b""
         self._begun = False
         self._answer = Answer(Place())
-
-    @property
-    def in_reasoning(self) -> bool:
-        """Whether the next token is thinking."""
-        return self.state == "in"
 
     @property
     def free(self) -> bool:
@@ -282,11 +272,6 @@ class MessageGate(ReasoningGate):
         self._header = thinking.header
         self._between = False
         self._paths: Paths = thinking.first
-
-    @property
-    def in_reasoning(self) -> bool:
-        """Whether the next token is in a message of thinking."""
-        return self.phase == "think"
 
     @property
     def free(self) -> bool:

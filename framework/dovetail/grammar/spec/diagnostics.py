@@ -25,10 +25,7 @@ from dovetail.sdk.schemas.types import kinds_in_common, kinds_of, types_of_value
 MAX_PLACES = 3
 _WORDS = re.compile(r"[a-z]+[A-Z][A-Za-z]+|\b(?:pattern|regex|format|enum|const|not|if|contains|minimum|maximum)\b")
 _QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"|`([^`]+)`")
-_PAIRS = (
-    *(("minimum", "maximum"), ("minLength", "maxLength"), ("minItems", "maxItems")),
-    ("minProperties", "maxProperties"),
-)
+_PAIRS = (("minimum", "maximum"), *((f"min{what}", f"max{what}") for what in ("Length", "Items", "Properties")))
 
 
 def explained(route: GrammarRoute | None, code: str | None, message: str) -> str:

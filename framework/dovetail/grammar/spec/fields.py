@@ -47,14 +47,8 @@ def read_grammar(fields: Mapping[str, Any]) -> RequestedGrammar | None:
     Raises:
         RequestError: Two grammars, an unknown form, or one that is wrong in itself; names the field.
     """
-    found: list[RequestedGrammar] = []
-    for name in NAMES:
-        value = fields.get(name)
-        if value is None:
-            continue
-        asked = _READERS[name](value, name)
-        if asked is not None:
-            found.append(asked)
+    given = [(name, value) for name in NAMES if (value := fields.get(name)) is not None]
+    found = [asked for name, value in given if (asked := _READERS[name](value, name)) is not None]
     if len(found) > 1:
         names = " and ".join(asked.param for asked in found)
         raise RequestError(f"{names} both constrain the output; give one", param=found[1].param, code="invalid_value")
@@ -93,15 +87,13 @@ def _openai_schema(value: Mapping[str, Any], name: str) -> RequestedGrammar:
     inner = value.get("json_schema")
     if not isinstance(inner, Mapping):
         raise _wrong(f"{name}.json_schema", 'must be an object: {"name": …, "schema": {…}}')
-    schema = inner.get("schema", inner.get("schema_"))
+    schema, where = inner.get("schema", inner.get("schema_")), f"{name}.json_schema.schema"
     if schema is None:
-        raise _wrong(f"{name}.json_schema.schema", "is required")
+        raise _wrong(where, "is required")
     strict = inner.get("strict")
     if strict not in (None, True, False):
         raise _wrong(f"{name}.json_schema.strict", "must be true or false")
-    return RequestedGrammar(
-        json_spec(schema, f"{name}.json_schema.schema", strict=bool(strict)), f"{name}.json_schema.schema"
-    )
+    return RequestedGrammar(json_spec(schema, where, strict=bool(strict)), where)
 
 
 def _json(value: Any, name: str) -> RequestedGrammar:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
@@ -181,34 +180,22 @@ class GrammarRoute:
         return enforcement != "full" and (self.spec.kind is Kind.JSON or bool(self.tools))
 
 
+@dataclass(slots=True)
 class GrammarRouter:
-    """Chooses options among the backends of a process."""
+    """Chooses options among the backends of a process.
 
-    def __init__(
-        self,
-        backends: Mapping[str, GrammarBackend],
-        *,
-        strict_schema: bool = False,
-        enforced_only: bool = False,
-        compact: bool = False,
-    ) -> None:
-        """Keep the backends, in the plan's order.
+    Attributes:
+        backends: By name, in the plan's order.
+        strict_schema: Refuse a `strict` schema that cannot be enforced in full.
+        enforced_only: Refuse a schema that would only be judged: there is no option of any JSON.
+        compact: JSON has no whitespace between its tokens, where a request says nothing of it.
+    """
 
-        Args:
-            backends: By name.
-            strict_schema: Refuse a `strict` schema that cannot be enforced in full.
-            enforced_only: Refuse a schema that would only be judged: there is no option of any JSON.
-            compact: JSON has no whitespace between its tokens, where a request says nothing of it.
-        """
-        self._compact = compact
-        self._backends = dict(backends)
-        self._any_json: dict[GrammarSpec, GrammarOption | None] = {}
-        self.strict_schema, self.enforced_only = strict_schema, enforced_only
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The backends' names."""
-        return tuple(self._backends)
+    backends: Mapping[str, GrammarBackend]
+    strict_schema: bool = False
+    enforced_only: bool = False
+    compact: bool = False
+    _any_json: dict[GrammarSpec, GrammarOption | None] = field(default_factory=dict, init=False)
 
     def able(self, kind: Kind, param: str) -> list[tuple[str, GrammarBackend]]:
         """Return the backends that read a kind of grammar, the one that likes it most first.
@@ -216,7 +203,7 @@ class GrammarRouter:
         Raises:
             RequestError: There is none.
         """
-        by_preference = sorted(self._backends.items(), key=lambda item: -item[1].preference.get(kind, 0))
+        by_preference = sorted(self.backends.items(), key=lambda item: -item[1].preference.get(kind, 0))
         able = [(name, backend) for name, backend in by_preference if kind in backend.kinds]
         if not able:
             raise self._no_backend(kind, param)
@@ -257,7 +244,7 @@ class GrammarRouter:
     def spaced(self, spec: GrammarSpec) -> GrammarSpec:
         """Return a grammar with the server's whitespace, where it says nothing of it."""
         is_said = spec.max_whitespace is not None or spec.whitespace is not None
-        return replace(spec, max_whitespace=0) if self._compact and not is_said else spec
+        return replace(spec, max_whitespace=0) if self.compact and not is_said else spec
 
     def _route_schema(
         self, spec: GrammarSpec, param: str, able: Sequence[tuple[str, GrammarBackend]], *, asks_all: bool
@@ -285,7 +272,7 @@ class GrammarRouter:
         options += [_unasked(name, normal, read, relax_schema=True) for name in others[: MAX_WEAKER - len(nearest)]]
         any_json = None
         if not self.enforced_only:
-            any_json = self._of_any_json(replace(spec, source=_any_of(outer_types(spec.source))), able)
+            any_json = self._of_any_json(replace(spec, source=json.dumps({"type": outer_types(spec.source)})), able)
         if any_json is not None:
             options.append(EnforcementOption(any_json, "validate_only", ("/",)))
         if not options:
@@ -303,10 +290,10 @@ class GrammarRouter:
         return self._any_json[spec]
 
     def _no_backend(self, kind: Kind, param: str) -> RequestError:
-        if not self._backends:
+        if not self.backends:
             text = f"{param} needs a grammar backend, and this server has none; start it with --grammar-backend auto"
             return RequestError(text, param=param, code="unsupported_parameter")
-        kinds = ", ".join(f"{name}: {' '.join(sorted(b.kinds))}" for name, b in self._backends.items())
+        kinds = ", ".join(f"{name}: {' '.join(sorted(b.kinds))}" for name, b in self.backends.items())
         text = f"{param} is a grammar of kind {kind}, which no backend here reads ({kinds})"
         return RequestError(text, param=param, code="unsupported_grammar")
 
@@ -358,11 +345,6 @@ def outer_types(source: str) -> tuple[str, ...]:
     if isinstance(root, dict) and any(key in root for key in ("properties", "required", "additionalProperties")):
         return ("object",)
     return schema.TYPES
-
-
-@lru_cache(maxsize=MAX_KEPT)
-def _any_of(types: tuple[str, ...]) -> str:
-    return json.dumps({"type": list(types)})
 
 
 def unenforceable(param: str, reasons: Sequence[tuple[str, str]]) -> RequestError:

@@ -82,21 +82,20 @@ def spec_of(option: GrammarOption) -> GrammarSpec:
     )
 
 
-def option_of(
-    backend: str,
-    spec: GrammarSpec,
-    source: str | None = None,
-    *,
-    relax_schema: bool = False,
-    unasked: bool = False,
-) -> GrammarOption:
-    """Return a spec as data, for the backend of this name, with another source where one is given."""
+def option_of(backend: str, spec: GrammarSpec, source: str | None = None, **flags: bool) -> GrammarOption:
+    """Return a spec as data, for the backend of this name, with another source where one is given.
+
+    Args:
+        backend: It.
+        spec: The spec.
+        source: In place of its own.
+        flags: `relax_schema` and `unasked` of `GrammarOption`.
+    """
     return GrammarOption(
         backend=backend,
         kind=spec.kind.value,
         source=spec.source if source is None else source,
         max_whitespace=spec.max_whitespace,
         whitespace=spec.whitespace,
-        relax_schema=relax_schema,
-        unasked=unasked,
+        **flags,
     )
