@@ -114,8 +114,9 @@ class Parsers:
         self, template: ChatTemplate, folder: Path, names: tuple[str | None, str | None] = ("auto", "auto")
     ) -> None:
         registry = Registry.scan()
-        found = resolve_parsers(registry, TokenizerFiles.read(folder), reasoning_parser=names[0], tool_parser=names[1])
-        self.names = (found.reasoning_parser, found.tool_parser)
+        given = dict(zip(("reasoning_parser", "tool_parser"), names, strict=True))
+        found, _ = resolve_parsers(registry, TokenizerFiles.read(folder), given)
+        self.names = (found["reasoning_parser"], found["tool_parser"])
         self.template = template
         binders = (bound_reasoning, bound_tools)
         self._plugins = [

@@ -88,8 +88,9 @@ def plugin(group: str, name: str) -> Any:
 
 def found_for(source: str, folder: Path) -> tuple[str | None, str | None]:
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
-    found = resolve_parsers(Registry.scan(), TokenizerFiles.read(folder), reasoning_parser="auto", tool_parser="auto")
-    return found.reasoning_parser, found.tool_parser
+    given = {"reasoning_parser": "auto", "tool_parser": "auto"}
+    found, _ = resolve_parsers(Registry.scan(), TokenizerFiles.read(folder), given)
+    return found["reasoning_parser"], found["tool_parser"]
 
 
 @pytest.mark.parametrize("path", [*FOLDER.glob("*.jinja"), *STYLES.glob("*.jinja")], ids=lambda path: path.stem)

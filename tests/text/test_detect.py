@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "parsers"))  # the table of t
 from test_round_trip import CASES, STYLES
 
 REGISTRY = Registry.scan()
+AUTO = {"reasoning_parser": "auto", "tool_parser": "auto"}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -42,9 +43,9 @@ def test_every_familys_template_is_recognised(name: str, tmp_path: Path) -> None
 
 def test_the_demo_model_is_recognised() -> None:
     """The choice names its reason."""
-    found = resolve_parsers(REGISTRY, TokenizerFiles.read(MODEL_DIR), reasoning_parser="auto", tool_parser="auto")
-    assert (found.reasoning_parser, found.tool_parser) == ("qwen3", "hermes")
-    assert found.notes[0] == (
+    names, notes = resolve_parsers(REGISTRY, TokenizerFiles.read(MODEL_DIR), AUTO)
+    assert names == {"reasoning_parser": "qwen3", "tool_parser": "hermes"}
+    assert notes[0] == (
         "Reasoning parser: qwen3 (auto: it scores 1.00 for the chat template, and reads a rendered reply back; "
         "--reasoning-parser none turns it off)"
     )
@@ -52,18 +53,14 @@ def test_the_demo_model_is_recognised() -> None:
 
 def test_a_name_or_none_is_left_alone(tmp_path: Path) -> None:
     """Only `auto` is answered; a hook plugin's answer comes first."""
-    found = resolve_parsers(REGISTRY, TokenizerFiles.read(tmp_path), reasoning_parser="kimi", tool_parser=None)
-    assert (found.reasoning_parser, found.tool_parser, found.notes) == ("kimi", None, ())
-    found = resolve_parsers(
-        REGISTRY,
-        TokenizerFiles.read(tmp_path),
-        reasoning_parser="auto",
-        tool_parser="auto",
-        select=lambda kind, facts: "glm45" if kind == "tool_parser" else None,
+    files, given = TokenizerFiles.read(tmp_path), {"reasoning_parser": "kimi", "tool_parser": None}
+    assert resolve_parsers(REGISTRY, files, given) == (given, [])
+    names, notes = resolve_parsers(
+        REGISTRY, files, AUTO, select=lambda kind, facts: "glm45" if kind == "tool_parser" else None
     )
-    assert (found.reasoning_parser, found.tool_parser) == (None, "glm45")
-    assert "chosen by a hook plugin" in found.notes[0]
-    assert "the model has no chat template" in found.notes[1]
+    assert names == {"reasoning_parser": None, "tool_parser": "glm45"}
+    assert "chosen by a hook plugin" in notes[0]
+    assert "the model has no chat template" in notes[1]
 
 
 def test_the_tokenizers_word_counts(tmp_path: Path) -> None:

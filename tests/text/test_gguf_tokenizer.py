@@ -109,7 +109,6 @@ def test_a_file_says_what_stands_around_a_text(tmp_path: Path) -> None:
         made = Tokenizer.load(write(tmp_path / "t.gguf", folder_keys(MODEL_DIR, **ids, **flags)))
         assert made.encode("Hi", add_special_tokens=True) == want, flags
         assert made.encode("Hi", add_special_tokens=False) == plain
-        assert made.adds_bos == (want[:1] == [4087])
     with pytest.raises(ModelError, match="is to add bos_token, and does not say which token it is"):
         Tokenizer.load(write(tmp_path / "t.gguf", folder_keys(MODEL_DIR, **{"ggml.add_bos_token": True})))
 

@@ -134,7 +134,6 @@ def test_bos_follows_add_bos_token(folder: Path) -> None:
         write(folder / "tokenizer_config.json", {"bos_token": "<|im_start|>", "add_bos_token": add})
         tokenizer = Tokenizer.load(folder)
         bos = tokenizer.added_tokens["<|im_start|>"]
-        assert tokenizer.adds_bos is expected
         assert (tokenizer.encode("x", add_special_tokens=True)[0] == bos) is expected
         assert tokenizer.encode("x", add_special_tokens=False)[0] != bos
         assert tokenizer.encode("<|im_start|>x", add_special_tokens=True).count(bos) == 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -158,7 +159,10 @@ class Formats:
         if found is None:
             return None
         for file in files:
-            _check(file)
+            try:
+                check_is_file(file)
+            except OSError as error:
+                raise ModelError(f"{file}: cannot be read: {error}") from None
         with _naming(found.name):
             return StoredFormat(found.name, found.cls(files), files)
 
@@ -219,24 +223,12 @@ def _inside(listing: Listing, name: str, plugin: str) -> Path:
     return listing.folder / name
 
 
-def _check(file: Path) -> None:
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Turn what a format raises into one line that names it; Dovetail's own errors pass."""
     try:
-        check_is_file(file)
-    except OSError as error:
-        raise ModelError(f"{file}: cannot be read: {error}") from None
-
-
-class _naming:
-    """Turns what a format raises into one line that names it; Dovetail's own errors pass."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __enter__(self) -> None:
-        """Nothing."""
-
-    def __exit__(self, _cls: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, DovetailError):
-            raise PluginError(f"--load-format: {self.name} raised {described(error)}; report this to its author") from (
-                error
-            )
+        yield
+    except DovetailError:
+        raise
+    except Exception as error:
+        raise PluginError(f"--load-format: {name} raised {described(error)}; report this to its author") from error

@@ -27,17 +27,7 @@ from dovetail.contracts.errors import ModelError
 
 TEKKEN = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
 """What every `tekken.json` of Mistral's means and only its library says."""
-_SPECIAL_NAMES = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-    "eot_token",
-    "eom_token",
-)
+_SPECIAL_NAMES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "eot", "eom"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,29 +82,24 @@ class TokenizerFiles:
             ModelError: A file is not the JSON object, or the text, that it should be.
         """
         generation, described = _of_model(model, model_stored, config)
-        own = None if stored is None else stored.ask("tokenizer_config")
+        said = None if stored is None else stored.ask("tokenizer_config")
         templates = None if stored is None else stored.ask("chat_templates")
         folder = folder if stored is None else stored.folder
-        if own is not None:
-            return cls(
-                folder=folder,
-                tokenizer_config=own,
-                generation_config=generation,
-                model_config=described,
-                chat_templates=templates or {},
-                stored=stored,
-            )
-        if is_there(folder / "tokenizer.json"):
-            check_is_file(folder / "tokenizer.json")  # so that this is told before a process starts
-        given = object_if_there(folder / "tokenizer_config.json")
-        said = {**_of_older(folder), **{name: each for name, each in given.items() if each is not None}}
+        named: Mapping[str, Any] = {}
+        if said is None:
+            if is_there(folder / "tokenizer.json"):
+                check_is_file(folder / "tokenizer.json")  # so that this is told before a process starts
+            given = object_if_there(folder / "tokenizer_config.json")
+            said = {**_of_older(folder), **{name: each for name, each in given.items() if each is not None}}
+            named = object_if_there(folder / "special_tokens_map.json")
+            templates = _read_templates(folder, said) if templates is None else templates
         return cls(
             folder=folder,
             tokenizer_config=said,
-            special_tokens_map=object_if_there(folder / "special_tokens_map.json"),
+            special_tokens_map=named,
             generation_config=generation,
             model_config=described,
-            chat_templates=_read_templates(folder, said) if templates is None else templates,
+            chat_templates=templates or {},
             stored=stored,
         )
 

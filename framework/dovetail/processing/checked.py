@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from functools import lru_cache
 from reprlib import repr as short
 from typing import Any, Required, TypedDict
 
@@ -69,12 +68,9 @@ class ToolFields(TypedDict, total=False):
     function: Required[FunctionFields]
 
 
-class _Prompts(msgspec.Struct):
-    prompts: list[Prompt]
-
-
-class _Asked(msgspec.Struct):
-    tools: Tools
+class _LargeParts(msgspec.Struct):
+    prompts: list[Prompt] = []
+    tools: Tools | None = None
 
 
 class _Forms(msgspec.Struct):
@@ -160,15 +156,10 @@ def _check_parts(request: Request, what: str) -> None:
     try:
         names = msgspec.convert(asdict(request.names), Names, strict=True)
         for pattern in names.renamed:
-            _compiled(pattern)
+            re.compile(pattern)
     except (msgspec.ValidationError, re.error) as error:
         text = f"{what} returned a Request whose names are {short(request.names)}: {error}; possible: texts, and in"
         raise PluginError(f"{text} renamed texts by regular expressions") from None
-
-
-@lru_cache(256)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
 
 
 def _strange(request: Request, error: TypeError) -> str:
@@ -187,7 +178,9 @@ def _checked(request: Request) -> Request:
     try:
         made = _sent(replace(request, prompts=[]))
         # Prompts may be large: their structs are read anew, their texts and numbers are not copied.
-        prompts = msgspec.convert({"prompts": [_fields(prompt) for prompt in request.prompts]}, _Prompts).prompts
+        prompts = msgspec.convert(
+            {"prompts": [asdict(prompt) | {"type": type(prompt).__name__} for prompt in request.prompts]}, _LargeParts
+        ).prompts
     except msgspec.ValidationError as error:
         raise _mistyped(error, request.names) from None
     except OverflowError:
@@ -245,17 +238,13 @@ def _sent(request: Request) -> Request:
     light = replace(request, grammar={}, template_kwargs={}, reply={}, sampling=empty, tools=None)
     made = _decode(_encode(light))
     if tools is not None:
-        tools = msgspec.convert({"tools": asdict(tools)}, _Asked).tools
+        tools = msgspec.convert({"tools": asdict(tools)}, _LargeParts).tools
     whole = replace(made.sampling, logit_bias=bias, logits_processors=sampling.logits_processors)
     return replace(made, sampling=whole, tools=tools, **objects)
 
 
 def _is_bias(item: tuple[Any, Any]) -> bool:
     return isinstance(item[0], str | int) and isinstance(item[1], int | float) and not isinstance(item[1], bool)
-
-
-def _fields(prompt: Prompt) -> dict[str, Any]:
-    return asdict(prompt) | {"type": type(prompt).__name__}
 
 
 def check_forms(name: str, values: list[JsonObject], param: str) -> None:

@@ -8,7 +8,7 @@ an encoder its first one's, at length 1, as vLLM has it. Needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -28,7 +28,14 @@ if TYPE_CHECKING:
 
 # The `Dense` module of sentence-transformers: a matrix that a pooled vector goes through. Needs no torch.
 
-ACTIVATIONS = ("Identity", "Tanh", "ReLU", "Sigmoid", "SiLU")
+ACTIVATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "Identity": lambda np, x: x,
+    "Tanh": lambda np, x: np.tanh(x),
+    "ReLU": lambda np, x: np.maximum(x, 0),
+    "Sigmoid": lambda np, x: 1 / (1 + np.exp(-x)),
+    "SiLU": lambda np, x: x * (1 / (1 + np.exp(-x))),
+}
+"""By name, what it makes of a vector; numpy is imported only once somebody asks for embeddings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +90,7 @@ class Dense:
         found: Any = weights["linear.weight"] @ vector
         if (bias := weights.get("linear.bias")) is not None:
             found = found + bias
-        if self.activation == "Tanh":
-            found = np.tanh(found)
-        elif self.activation == "ReLU":
-            found = np.maximum(found, 0)
-        elif self.activation in ("Sigmoid", "SiLU"):
-            sigmoid = 1 / (1 + np.exp(-found))
-            found = sigmoid if self.activation == "Sigmoid" else found * sigmoid
-        made: Vector = found
+        made: Vector = ACTIVATIONS[self.activation](np, found)
         return made
 
 
@@ -201,9 +201,8 @@ class Embedder:
             RequestError: The checkpoint's embeddings cannot be made, or not with so many dimensions.
         """
         if self.obstacle:
-            raise RequestError(
-                f"this checkpoint's embeddings cannot be made: {self.obstacle}", param="model", code="unsupported_model"
-            )
+            text = f"this checkpoint's embeddings cannot be made: {self.obstacle}"
+            raise RequestError(text, param="model", code="unsupported_model")
         size = self.size(hidden_size)
         if dimensions is None or dimensions == size:
             return

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.requests import Ids
@@ -207,11 +207,7 @@ def cuts_images(name: str) -> RequestError:
 
 def with_media(prompt: Ids, media: tuple[MediaSpan, ...]) -> Ids:
     """Return a prompt whose images stand at `media`; without any, the prompt itself."""
-    if not media:
-        return prompt
-    return ImageIds(
-        ids=prompt.ids, text=prompt.text, has_text=prompt.has_text, suffix=prompt.suffix, tail=prompt.tail, media=media
-    )
+    return ImageIds(**{**asdict(prompt), "media": media}) if media else prompt
 
 
 def media_of(prompt: Ids) -> tuple[MediaSpan, ...]:

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -117,8 +117,9 @@ class Preparation:
         """
         with fields_named(self.request.names.renamed):
             self._processor.tasks.check("generate")
-            if self.request.needs_context:
-                self._check_context(self.request.needs_context)
+            needed, has = self.request.needs_context, self._processor.limits.context_len
+            if needed > has:
+                raise context_too_short(needed, has, self.request.names.needs_context)
             self.grammar  # noqa: B018 refused here, where large ones do not hold others up
             prompts = self.request.prompts
             names = [self.request.names.prompt]
@@ -179,11 +180,6 @@ class Preparation:
         """The chat template's variables."""
         return self._processor.template_kwargs(self.request.effort, self.request.template_kwargs)
 
-    def _check_context(self, needed: int) -> None:
-        has = self._processor.limits.context_len
-        if needed > has:
-            raise context_too_short(needed, has, self.request.names.needs_context)
-
     def _ids(self, prompt: Prompt, name: str, keeps: bool) -> Ids:
         if isinstance(prompt, Chat):
             return self._chat_ids(prompt, keeps)
@@ -198,7 +194,8 @@ class Preparation:
         else:
             check_token_ids(prompt.ids, self._processor.limits.vocab_size, name)
             text = self._decoded(prompt.ids) if prompt.has_text else ""
-            ids = prompt.ids if fill_in is None else fill_in.ids(prompt.ids, prompt.suffix, self._suffix_ids)
+            encode = partial(self._processor.encode, param="suffix", add_special_tokens=False)
+            ids = prompt.ids if fill_in is None else fill_in.ids(prompt.ids, prompt.suffix, encode)
             made = Ids(ids=ids, text=text, suffix=prompt.suffix)
         if not made.ids:
             raise empty_prompt(name)
@@ -260,9 +257,6 @@ class Preparation:
     def _decoded(self, ids: list[int]) -> str:
         return self._processor.tokenizer.decode(ids, skip_special_tokens=False)
 
-    def _suffix_ids(self, part: str) -> list[int]:
-        return self._processor.encode(part, "suffix", add_special_tokens=False)
-
     def _fill_in(self, suffix: str) -> Infill | None:
         """Return how the model fills in what stands before a suffix; None where there is none.
 
@@ -304,7 +298,10 @@ class Preparation:
         stops = stop_rules(request.sampling)
         constraints = self._constraints(tail)
         params = replace(
-            sampling_params(request.sampling, processor, max_tokens=max_tokens, use_defaults=request.uses_defaults),
+            sampling_params(
+                request.sampling, processor.tokenizer, limits, max_tokens=max_tokens, use_defaults=request.uses_defaults
+            ),
+            processors=processor.processors.read(request.sampling.logits_processors),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             prompt_logprobs_start=0 if of_prompt is None else prompt_logprobs_start or 0,

@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,7 +23,7 @@ from dovetail.plugins.files import add_file, given_files
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.loader import describe, import_planned, naming_plugin, options_of
 from dovetail.plugins.lock import check_files, read_lock
-from dovetail.plugins.options import OptionError, describe_options, option_key, plain_options
+from dovetail.plugins.options import Option, OptionError, describe_options, option_key, plain_options
 from dovetail.plugins.plan import AUTO, as_planned
 from dovetail.plugins.records import PluginState
 from dovetail.plugins.time_limit import time_limit
@@ -48,6 +49,8 @@ S = TypeVar("S", bound=PluginSettings)
 Added = Callable[[Registry], Mapping[str, str | list[str]]]
 """Registers plugins that are not installed, and returns settings that name them."""
 Scanned = tuple[Registry, HookManager]
+FindOptions = Callable[[PlannedPlugin], type[Any] | None]
+"""Returns a plugin's `Options`; imports the plugin."""
 
 
 def plan_plugins(
@@ -186,24 +189,22 @@ def with_parsers(
         ConfigError: The tokenizer's files or the chat template cannot be read.
         PluginError: A parser that is named cannot be used.
     """
-    given = (settings.reasoning_parser, settings.tool_call_parser)
-    if AUTO not in given:
+    given = {"reasoning_parser": settings.reasoning_parser, "tool_parser": settings.tool_call_parser}
+    if AUTO not in given.values():
         return settings
     from dovetail.text.detection.detect import resolve_parsers
 
-    found = resolve_parsers(
+    found, notes = resolve_parsers(
         registry,
         model.with_tokenizer(settings.tokenizer_folder).texts,
-        reasoning_parser=given[0],
-        tool_parser=given[1],
+        given,
         chat_template=settings.chat_template,
         select=manager.select,
         facts={key: str(value) for key, value in facts.items()},
         timeout_s=settings.plugin_timeout,
     )
-    names = {"reasoning_parser": found.reasoning_parser, "tool_call_parser": found.tool_parser}
-    settings = settings.model_copy(update=names)
-    settings.auto_notes = (*settings.auto_notes, *found.notes)
+    settings = settings.model_copy(update={NAMED[kind]: name for kind, name in found.items()})
+    settings.auto_notes = (*settings.auto_notes, *notes)
     return settings
 
 
@@ -237,28 +238,23 @@ def with_options(plan: PluginPlan, settings: PluginSettings, manager: HookManage
         ConfigError: A flag names a plugin that is not selected.
     """
     check_sections(plan, settings)
+    find = partial(options_class, manager=manager, timeout_s=plan.timeout_s)
     planned = []
     for plugin in plan.plugins:
         section = settings.plugins.get(option_key(plugin.name), {})
         given = {name: option.value for name, option in section.items()}
         sharing = [p for p in plan.plugins if option_key(p.name) == option_key(plugin.name)]
         if "api" in plugin.roles and given:
-            given = _own_options(plugin, given, sharing, manager, plan.timeout_s)
-            _mark_public(sharing, section, manager, plan.timeout_s)
+            given = _own_options(plugin, given, sharing, find)
+            _mark_public(sharing, section, find)
         planned.append(msgspec.structs.replace(plugin, options=given))
     return msgspec.structs.replace(plan, plugins=tuple(planned))
 
 
-def _mark_public(
-    sharing: list[PlannedPlugin],
-    section: dict[str, GivenOption],
-    manager: HookManager,
-    timeout_s: float,
-) -> None:
+def _mark_public(sharing: list[PlannedPlugin], section: dict[str, GivenOption], find: FindOptions) -> None:
     """Note which options of a section may be shown: those of plugins that are looked at here, as these declare them."""
     if all("api" in other.roles for other in sharing):
-        declared = [options_class(other, manager, timeout_s) for other in sharing]
-        described = [option for cls in declared if cls is not None for option in describe_options(cls)]
+        described = [option for other in sharing for option in _declared(find(other))]
         secrets = {option.name for option in described if option.is_secret}
         for name in {option.name for option in described} & section.keys() - secrets:
             section[name] = dataclasses.replace(section[name], is_public=True)
@@ -286,15 +282,13 @@ def check_sections(plan: PluginPlan, settings: PluginSettings) -> None:
 
 
 def _own_options(
-    plugin: PlannedPlugin, given: dict[str, Any], sharing: list[PlannedPlugin], manager: HookManager, timeout_s: float
+    plugin: PlannedPlugin, given: dict[str, Any], sharing: list[PlannedPlugin], find: FindOptions
 ) -> dict[str, Any]:
     """Return the options that `plugin` declares of those given under its name, as checked plain values."""
-    declared = options_class(plugin, manager, timeout_s)
-    known = {option.name for option in describe_options(declared)} if declared is not None else set()
-    others: set[str] = set()
-    for other in sharing:
-        cls = options_class(other, manager, timeout_s) if other is not plugin and "api" in other.roles else None
-        others |= {option.name for option in describe_options(cls)} if cls is not None else set()
+    declared = find(plugin)
+    known = {option.name for option in _declared(declared)}
+    looked_at = [other for other in sharing if other is not plugin and "api" in other.roles]
+    others = {option.name for other in looked_at for option in _declared(find(other))}
     elsewhere = any("api" not in other.roles for other in sharing)
     own = {name: value for name, value in given.items() if name in known or not (name in others or elsewhere)}
     if declared is None:
@@ -302,6 +296,10 @@ def _own_options(
             raise OptionError(name, "unknown; this plugin has no options", describe(plugin), plugin.name)
         return {}
     return plain_options(declared, options_of(msgspec.structs.replace(plugin, options=own), declared))
+
+
+def _declared(cls: type[Any] | None) -> list[Option]:
+    return [] if cls is None else describe_options(cls)
 
 
 def options_class(plugin: PlannedPlugin, manager: HookManager, timeout_s: float) -> type[Any] | None:

@@ -97,7 +97,9 @@ def examine(
     most = max_patches_of(plan, model, settings.max_image_patches)
     settings = settings.model_copy(update={"max_image_patches": most})
     if text:
-        check_texts(model)
+        from dovetail.text.tokenizer.backend import check_source
+
+        check_source(model.texts.folder or model.tokenizer_path, model.texts.stored)
     if not detects:  # what detects has compiled the template
         from dovetail.text.chat.template import ChatTemplate
 
@@ -148,17 +150,6 @@ def check_facts(settings: PluginSettings, registry: Registry, plan: PluginPlan, 
     config = model.claimed_config(facts, served=CONFIG_KEYS).of_rank(settings.tensor_parallel_size)
     if (reason := unserved(config)) is not None:
         raise ModelError(reason)
-
-
-def check_texts(model: ModelFolder) -> None:
-    """Refuse a tokenizer that nothing can be made of; what takes long to see shows when it is loaded.
-
-    Raises:
-        ModelError: There is none that can be loaded.
-    """
-    from dovetail.text.tokenizer.backend import check_source
-
-    check_source(model.texts.folder or model.tokenizer_path, model.texts.stored)
 
 
 def check_ranks(hf: Mapping[str, Any], num_ranks: int) -> None:

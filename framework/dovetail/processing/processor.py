@@ -69,8 +69,12 @@ class ProcessorSetup(msgspec.Struct, frozen=True, kw_only=True):
     load_format: str = AUTO
 
 
+SHARED = ("limits", "template_defaults", "tasks", "rules", "reranker")
+"""What a prompt depends on beside its request, by the names that both classes have for it."""
+
+
 class ProcessorStart(msgspec.Struct, frozen=True, kw_only=True):
-    """How another process gets the same: what a prompt depends on beside its request."""
+    """How another process gets the same."""
 
     setup: ProcessorSetup
     limits: SamplingLimits
@@ -133,7 +137,7 @@ class Processor:
         self._plugins = plugins
         self._setup = setup
         self._model = model
-        self._template_defaults: Mapping[str, Any] = {}
+        self.template_defaults: dict[str, Any] = {}
         self.plugin_states: list[tuple[str, str, str, str]] = []
         """What loading found, as arguments of `Registry.mark`."""
         self.limits = SamplingLimits(vocab_size=tokenizer.vocab_size, context_len=0, max_prompt_bytes=0)
@@ -188,10 +192,9 @@ class Processor:
         formats = Formats.of_plan(plugins, setup.load_format)
         model = ModelFolder(Path(setup.model), Path(setup.folder), weights=False, formats=formats)
         made = cls._of(setup, plugins, model)
-        made.limits = start.limits
         made.template.limits = FULL
-        made._template_defaults = start.template_defaults
-        made.tasks, made.rules, made.reranker = start.tasks, start.rules, start.reranker
+        for name in SHARED:
+            setattr(made, name, getattr(start, name))
         return made
 
     @classmethod
@@ -240,7 +243,7 @@ class Processor:
             max_tokens_beyond=settings.max_tokens_beyond,
             defaults=defaults | settings.preferred_sampling_params,
         )
-        self._template_defaults = settings.default_chat_template_kwargs
+        self.template_defaults = settings.default_chat_template_kwargs
         self.template.limits = FULL
         for note in oddities(self.tokenizer, info.vocab_size, generates=info.generates):
             logger.warning("%s", note)
@@ -272,18 +275,11 @@ class Processor:
         """Return what another process starts with; None if it cannot have the same."""
         if self._setup is None:
             return None
-        return ProcessorStart(
-            setup=self._setup,
-            limits=self.limits,
-            template_defaults=dict(self._template_defaults),
-            tasks=self.tasks,
-            rules=self.rules,
-            reranker=self.reranker,
-        )
+        return ProcessorStart(setup=self._setup, **{name: getattr(self, name) for name in SHARED})
 
     def template_kwargs(self, effort: str | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the chat template's variables: the server's, over them what a request says of thinking and gives."""
-        return {**self._template_defaults, **template_switches(effort, given)}
+        return {**self.template_defaults, **template_switches(effort, given)}
 
     def notes(self) -> list[str]:
         """Say in short phrases what was loaded."""

@@ -118,10 +118,8 @@ def _logit_score(folder: ModelFolder) -> Mapping[str, Any] | None:
         ModelError: One of the tokens is no id.
     """
     for module in folder.modules:
-        if module.kind == "LogitScore":
-            given = module.config
-            if given.get("false_token_id") is None:
-                continue
+        given = module.config if module.kind == "LogitScore" else {}
+        if given.get("false_token_id") is not None:
             for key in ("false_token_id", "true_token_id"):
                 if type(given.get(key)) is not int or not 0 <= given[key] <= MAX_ID:
                     raise ModelError(f"{module.path / 'config.json'}: {key} is {given.get(key)!r}; give a token's id")

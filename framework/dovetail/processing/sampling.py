@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -27,9 +27,6 @@ from dovetail.processing.bounds import MAX_STOP_CHARS, MAX_STOPS
 from dovetail.processing.refusals import output_too_long, prompt_too_long, wrong
 from dovetail.sdk.formats.stop_regex import compile_stop
 from dovetail.text.tokenizer.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from dovetail.processing.processor import Processor
 
 # What requests say to logits processors, checked by what each processor declares.
 
@@ -61,10 +58,10 @@ class LogitsRequests:
             if known is None:
                 names = ", ".join(name for name, _ in self._served.values())
                 what = f"served: {names}" if names else "none is served; start the server with --logits-processors NAME"
-                raise _wrong(f"{FIELD}: {written!r} is no logits processor of this server; {what}")
+                raise wrong(f"{FIELD}: {written!r} is no logits processor of this server; {what}", FIELD)
             name, plugin = known
             if name in found:
-                raise _wrong(f"{FIELD}: {name!r} is given twice")
+                raise wrong(f"{FIELD}: {name!r} is given twice", FIELD)
             found[name] = _checked(name, plugin.Params, params)
         return found
 
@@ -76,7 +73,7 @@ def _checked(name: str, declared: type[Any], given: Mapping[str, Any]) -> dict[s
         if written not in known:
             near = difflib.get_close_matches(written, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"possible: {', '.join(known) or 'none'}"
-            raise _wrong(f"{FIELD}: {name}: {written!r} is unknown; {hint}")
+            raise wrong(f"{FIELD}: {name}: {written!r} is unknown; {hint}", FIELD)
     adapter = TypeAdapter(declared)
     try:
         made = adapter.validate_python(dict(given), strict=True)
@@ -84,12 +81,8 @@ def _checked(name: str, declared: type[Any], given: Mapping[str, Any]) -> dict[s
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         text = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-        raise _wrong(f"{FIELD}: {name}: {where}: {text[:1].lower()}{text[1:]}") from None
+        raise wrong(f"{FIELD}: {name}: {where}: {text[:1].lower()}{text[1:]}", FIELD) from None
     return dict(adapter.dump_python(made, mode="json"))
-
-
-def _wrong(text: str) -> RequestError:
-    return RequestError(text, param=FIELD, code="invalid_value")
 
 
 MAX_BIAS = 100.0
@@ -194,19 +187,21 @@ def _several(value: str | Sequence[str] | None, param: str) -> tuple[str, ...]:
     return texts
 
 
-def sampling_params(asked: Sampling, model: Processor, *, max_tokens: int, use_defaults: bool) -> SamplerParams:
-    """Build what the engine gets but for log probabilities, seed still as given.
+def sampling_params(
+    asked: Sampling, tokenizer: Tokenizer, limits: SamplingLimits, *, max_tokens: int, use_defaults: bool
+) -> SamplerParams:
+    """Build what the engine gets but for log probabilities and logits processors, seed still as given.
 
     Args:
         asked: The request; its numbers were checked, see `BOUNDS`.
-        model: The model's tokenizer and limits.
+        tokenizer: The model's.
+        limits: The model's.
         max_tokens: As resolved against the context.
         use_defaults: Take what is left out from the model's generation config.
 
     Raises:
         RequestError: A token id outside the vocabulary, or `min_tokens` above `max_tokens`.
     """
-    limits = model.limits
     given = {name: value for name in _AS_GIVEN if (value := getattr(asked, name)) is not None}
     values: dict[str, Any] = {**(limits.defaults if use_defaults else {}), **given}
     if values.get("top_p") == 0:
@@ -227,8 +222,7 @@ def sampling_params(asked: Sampling, model: Processor, *, max_tokens: int, use_d
         stop_token_ids=stop_ids,
         logit_bias=logit_bias(asked.logit_bias, limits.vocab_size),
         allowed_token_ids=tuple(dict.fromkeys(asked.allowed_token_ids or ())),
-        bad_words=word_ids(asked.bad_words or (), model.tokenizer, limits.vocab_size),
-        processors=model.processors.read(asked.logits_processors),
+        bad_words=word_ids(asked.bad_words or (), tokenizer, limits.vocab_size),
         **values,
     )
 

@@ -71,17 +71,15 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
             "score": comparison is not None,
         }
         able = tuple(one for one in get_args(Task) if found[one])
-        encodes = not info.generates
         if task is None:
-            hint = (
-                "" if comparison or info.num_labels else "start the server with --task embed or --task score for that"
-            )
-            return cls(name=info.architecture, possible=able, comparison=comparison, hint=hint, encodes=encodes)
-        if not found[task]:
+            fix = "start the server with --task embed or --task score for that"
+            hint = "" if comparison or info.num_labels else fix
+        elif not found[task]:
             raise ConfigError(f"--task {task}: {info.architecture} cannot {ACTS[task]}; possible: {', '.join(able)}")
-        kept: tuple[Task, ...] = ("embed", "score") if task == "embed" else (task,)
-        hint = f"the server was started with --task {task}"
-        return cls(name=info.architecture, possible=kept, comparison=comparison, hint=hint, encodes=encodes)
+        else:
+            able = ("embed", "score") if task == "embed" else (task,)
+            hint = f"the server was started with --task {task}"
+        return cls(name=info.architecture, possible=able, comparison=comparison, hint=hint, encodes=not info.generates)
 
     def check(self, task: Task) -> None:
         """Refuse a request for what is not served.

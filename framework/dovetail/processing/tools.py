@@ -104,9 +104,9 @@ def allowed_tools(tools: Tools, choice: Any) -> tuple[Tools, Any]:
     """
     if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
         return tools, choice
-    inner = choice.get("allowed_tools", choice)
-    mode = inner.get("mode", "auto") if isinstance(inner, Mapping) else None
-    listed = inner.get("tools") if isinstance(inner, Mapping) else None
+    given = choice.get("allowed_tools", choice)
+    inner = given if isinstance(given, Mapping) else {}
+    mode, listed = inner.get("mode", "auto"), inner.get("tools")
     if mode not in ("auto", "required") or not isinstance(listed, list):
         why = 'tool_choice.allowed_tools must be {"mode": "auto" or "required", "tools": […]}'
         raise wrong(why, "tool_choice")

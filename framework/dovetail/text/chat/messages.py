@@ -166,22 +166,17 @@ def _content(content: Any, content_format: ContentFormat, param: str, no_images:
     if not isinstance(content, (list, tuple)):
         text = f"content must be text or a list of parts, not {type(content).__name__}"
         raise RequestError(text, param=param, code="invalid_type")
-    if any(type(part) is ImagePart for part in content):
-        return _with_images(content, content_format, param)
-    texts = [_part_text(part, f"{param}[{at}]", no_images) for at, part in enumerate(content)]
-    if content_format == "string":
-        return "\n".join(texts)
-    return [{"type": "text", "text": text} for text in texts]
-
-
-def _with_images(content: Sequence[Any], content_format: ContentFormat, param: str) -> list[dict[str, Any]]:
-    if content_format == "string":
+    has_images = any(type(part) is ImagePart for part in content)
+    if has_images and content_format == "string":
         text = "this model's chat template shows text only; serve with a template that shows images (--chat-template)"
         raise RequestError(text, param=param, code="unsupported")
-    return [
-        {"type": "image"} if type(part) is ImagePart else {"type": "text", "text": _part_text(part, f"{param}[{at}]")}
-        for at, part in enumerate(content)
+    why = NO_IMAGES if has_images else no_images
+    texts = [
+        None if type(part) is ImagePart else _part_text(part, f"{param}[{at}]", why) for at, part in enumerate(content)
     ]
+    if content_format == "string":
+        return "\n".join(text for text in texts if text is not None)
+    return [{"type": "image"} if text is None else {"type": "text", "text": text} for text in texts]
 
 
 def _part_text(part: Any, param: str, no_images: str = NO_IMAGES) -> str:

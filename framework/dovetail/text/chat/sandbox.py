@@ -89,9 +89,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.globals.update(raise_exception=_raise_exception, strftime_now=self._strftime_now)
         self.filters.update(tojson=_to_json, join=_join, random=choice)
         for name, function in self.filters.items():
-            self.filters[name] = self._guard_filter(name, function)
+            self.filters[name] = self._guard(name, function)
         tests: dict[str, Any] = self.tests
-        tests.update({name: self._guard_test(tests[name]) for name in bounds.TESTS})
+        tests.update({name: self._guard(name, tests[name]) for name in bounds.TESTS})
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         """Parse, and put the checks where work repeats and where containers are made."""
@@ -197,8 +197,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
         return guarded
 
-    def _guard_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a filter. `wraps` keeps the attribute by which Jinja passes it a context."""
+    def _guard(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a filter, or a test that may take a while; `wraps` keeps the attribute by which Jinja passes it one."""
         at = 1 if hasattr(function, "jinja_pass_arg") else 0
         budget, bound, iterates = self.budget, bounds.FILTERS.get(name), name in bounds.ITERATING
 
@@ -209,16 +209,6 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             if iterates:
                 args = (*args[:at], budget.each(args[at]), *args[at + 1 :])
             return budget.check(function(*args, **kwargs))
-
-        return guarded
-
-    def _guard_test(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a test that may take a while."""
-
-        @functools.wraps(function, assigned=())
-        def guarded(*args: Any) -> Any:
-            self.budget.tick()
-            return function(*args)
 
         return guarded
 

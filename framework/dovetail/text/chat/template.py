@@ -157,10 +157,7 @@ class ChatTemplate:
         """
         _check_kwargs(template_kwargs or {})
         if continue_final_message and add_generation_prompt:
-            raise RequestError(
-                "add_generation_prompt and continue_final_message exclude each other; send one",
-                param="continue_final_message",
-            )
+            raise _not_continued("add_generation_prompt and continue_final_message exclude each other; send one")
         context = {
             **self._special_tokens,
             **(template_kwargs or {}),
@@ -192,9 +189,7 @@ class ChatTemplate:
         """Render up to the end of the last message, which is cut off at a sentinel put behind its content."""
         messages = context["messages"]
         if not messages or messages[-1].get("role") != "assistant":
-            raise RequestError(
-                "continue_final_message needs a last message with role 'assistant'", param="continue_final_message"
-            )
+            raise _not_continued("continue_final_message needs a last message with role 'assistant'")
         marked = [*messages[:-1], _with_sentinel(messages[-1])]
         try:
             text, found, _ = self._render(template, {**context, "messages": marked}, False).rpartition(_SENTINEL)
@@ -205,9 +200,8 @@ class ChatTemplate:
         if not found and _is_thinking(messages[-1]):
             return self._render_thinking(template, context, template_kwargs)
         if not found:
-            raise RequestError(
-                "the chat template does not print the last message's content, so it cannot be continued",
-                param="continue_final_message",
+            raise _not_continued(
+                "the chat template does not print the last message's content, so it cannot be continued"
             )
         try:
             before = self._render(template, {**context, "messages": messages[:-1]}, False)
@@ -229,10 +223,9 @@ class ChatTemplate:
         tail = self._tail(template, context, text)
         begun = None if self.begin_thinking is None else self.begin_thinking(tail, template_kwargs)
         if begun is None:
-            raise RequestError(
+            raise _not_continued(
                 "the chat template does not print the last message's reasoning_content, so it cannot be continued; "
-                "behind its prompt it cannot either: there is no reasoning parser, or thinking is switched off",
-                param="continue_final_message",
+                "behind its prompt it cannot either: there is no reasoning parser, or thinking is switched off"
             )
         begun += last["reasoning_content"]
         return RenderedChat(text + begun, tail + begun)
@@ -350,6 +343,10 @@ class ChatTemplate:
         """Whether content comes out as itself, not as a printed list."""
         text = self._sample([{"role": "user", "content": content}], with_tools=False, add_generation_prompt=True) or ""
         return _SENTINEL in text and not any(f"{quote}{_SENTINEL}{quote}" in text for quote in "'\"")
+
+
+def _not_continued(why: str) -> RequestError:
+    return RequestError(why, param="continue_final_message")
 
 
 def _is_thinking(message: Mapping[str, Any]) -> bool:

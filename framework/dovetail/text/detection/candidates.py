@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal, TypeVar
 
 from dovetail.checkpoint.tokenizer_files import TokenizerFiles
@@ -88,17 +88,14 @@ class TemplateEvidence:
         """
         self._template, self._declared = template, declared
         self._rendered: dict[str, str | None] = {}
-        self._known: dict[tuple[str, str], bool] = {}
+        self.says = cache(self._says)
 
-    def says(self, text: str, kind: str) -> bool:
+    def _says(self, text: str, kind: str) -> bool:
         """Whether a text is evidence for parsers of a kind.
 
         Where the template refuses a conversation with calls, or draws lots, all that it may print is.
         """
-        key = text, kind
-        if key not in self._known:
-            self._known[key] = text in self._declared or text in self._template.code or self._writes(text, kind)
-        return self._known[key]
+        return text in self._declared or text in self._template.code or self._writes(text, kind)
 
     def _writes(self, text: str, kind: str) -> bool:
         if any(more.count(text) > less.count(text) for less, more in self._pairs):
@@ -319,7 +316,8 @@ class Candidates:
         """
 
         def place(score: float, name: str, aliases: tuple[str, ...]) -> tuple[float, int, str]:
-            return -score, -max(_kinship(each, family) for each in (name, *aliases)), name
+            shared = [common_len(each, family or "") for each in (name, *aliases)]  # families share a word
+            return -score, -max((num for num in shared if num >= MIN_KINSHIP), default=0), name
 
         def tried() -> list[MatchScore]:
             scores = [score for score in self._tried.values() if score is not None and score.score > 0]
@@ -385,12 +383,6 @@ class Candidates:
         except Exception as error:  # a stranger's code must not keep the server from starting
             logger.warning("auto passes over %s: %s: %s", record.qualified, type(error).__name__, error)
             return None
-
-
-def _kinship(name: str, family: str | None) -> int:
-    """Return how much a parser's name has in common with that of the other kind: families share a word."""
-    shared = common_len(name, family or "")
-    return shared if shared >= MIN_KINSHIP else 0
 
 
 def _plain(declared: Any) -> str:

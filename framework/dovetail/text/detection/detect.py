@@ -32,15 +32,6 @@ LABELS = {"reasoning_parser": "Reasoning parser", "tool_parser": "Tool-call pars
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
-    """Names of the parsers, None for none, and a line for the log about each that `auto` chose."""
-
-    reasoning_parser: str | None
-    tool_parser: str | None
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Detection:
     """What was chosen for one kind, None for none; why; and the scores of the parsers that were tried, best first."""
 
@@ -52,31 +43,31 @@ class Detection:
 def resolve_parsers(
     registry: Registry,
     files: TokenizerFiles,
+    given: Mapping[str, str | None],
     *,
-    reasoning_parser: str | None,
-    tool_parser: str | None,
     chat_template: str | None = None,
     select: Callable[[str, Mapping[str, str]], str | None] | None = None,
     facts: Mapping[str, str] | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-) -> Resolved:
+) -> tuple[dict[str, str | None], list[str]]:
     """Answer `auto` for both kinds and say what was chosen and why.
 
     Args:
         registry: What is installed.
         files: What the model's files say of its tokenizer and its replies.
-        reasoning_parser: As the user gave it; anything but `auto` is returned as it is.
-        tool_parser: As above.
+        given: The parser of each kind as the user gave it; anything but `auto` is returned as it is.
         chat_template: The operator's template: a file, or a built-in name.
         select: Asked before anything else, as for `make_plan`.
         facts: Passed to `select`.
         timeout_s: What each parser may take to be imported, and to read a reply back; 0 for no limit.
 
+    Returns:
+        Names of the parsers by kind, None for none, and a line for the log about each that `auto` chose.
+
     Raises:
         ConfigError: The template cannot be read.
         PluginError: One is named, and cannot be used.
     """
-    given = {"reasoning_parser": reasoning_parser, "tool_parser": tool_parser}
     names, notes = dict(given), []
     for kind, name in given.items():
         if name == AUTO and select is not None and (answer := select(kind, facts or {})) is not None:
@@ -92,7 +83,7 @@ def resolve_parsers(
             names[kind] = found.name
             fix = "; name one to use it" if found.name is None else f"; {KINDS[kind].label} none turns it off"
             notes.append(f"{LABELS[kind]}: {found.name or 'none'} (auto: {found.why}{fix})")
-    return Resolved(names["reasoning_parser"], names["tool_parser"], tuple(notes))
+    return names, notes
 
 
 def detect(

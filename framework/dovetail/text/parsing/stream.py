@@ -283,8 +283,11 @@ class OutputStream:
                 continue
             self._flush_reasoning()
             if isinstance(event, (ContentDelta, Malformed)):
-                self._take_content(event.text)
-                if self._stops is not None and self._stops.matched is not None:
+                text, stops = event.text, self._stops
+                if stops is not None and len(self.token_ids) >= self._min_tokens:
+                    text = stops.feed(text)
+                self._add_content(text)
+                if stops is not None and stops.matched is not None:
                     return
                 continue
             if self._stops is not None:
@@ -313,11 +316,6 @@ class OutputStream:
             text = "".join([event.text for event in self._waiting])
             self._events.append(ReasoningDelta(text, sum(event.num_tokens for event in self._waiting)))
             self._waiting.clear()
-
-    def _take_content(self, text: str) -> None:
-        if self._stops is not None and len(self.token_ids) >= self._min_tokens:
-            text = self._stops.feed(text)
-        self._add_content(text)
 
     def _add_content(self, text: str) -> None:
         if text:

@@ -178,7 +178,8 @@ def _fails_to_read(branches: list[_Branch], number: int) -> bool:
     failing = [at for at, item in enumerate(branch) if item.repeats and not _cannot_fail(branch[at + 1 :])]
     if choices > MAX_CHOICES or len(failing) > 1:
         raise _OtherError
-    if not failing or _leaves_one_space(branch, failing):
+    # One that leaves a space for what follows, by `(?!\S)`, goes back by one character at most.
+    if not failing or (failing == [0] and [item.text for item in branch] == [_SPACE, _NO_SPACE_BEHIND]):
         return False
     at = failing[0]
     following = branches[number + 1] if number + 1 < len(branches) else []
@@ -197,8 +198,3 @@ def _fails_to_read(branches: list[_Branch], number: int) -> bool:
 
 def _cannot_fail(rest: _Branch) -> bool:
     return all(item.least == 0 and not item.is_look for item in rest)
-
-
-def _leaves_one_space(branch: _Branch, failing: list[int]) -> bool:
-    r"""Whether it is `\s+(?!\S)`, which goes back by one character at most."""
-    return failing == [0] and branch[0].text == _SPACE and [item.text for item in branch[1:]] == [_NO_SPACE_BEHIND]

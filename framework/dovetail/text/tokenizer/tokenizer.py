@@ -67,7 +67,6 @@ class Tokenizer:
         files: What the model says of it beside the vocabulary.
         default_sampling: `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty` where generation_config
             sets them; `do_sample: false` gives temperature 0.
-        adds_bos: Whether raw text gets a BOS token in front.
         unbounded: Why a text may take it more than time in proportion to its length; None where it cannot.
         inline_chars: Characters of a text that it takes little time for.
         max_chars: Characters of a text that it may tokenize in this process: all, until `keep_inline` is called.
@@ -99,18 +98,14 @@ class Tokenizer:
         self.pieces: Mapping[int, str | None] = _Pieces(self.bytes_table)
         self.plain: dict[Any, Any] = {}
         self.strips_leading_space = self.bytes_table.strips_leading_space
-        self._bos_id = self._id_of(self.special_tokens.get("bos_token"))
+        bos = self.special_tokens.get("bos_token")
+        self._bos_id = None if bos is None else backend.token_to_id(bos)
         self._add_bos = files.tokenizer_config.get("add_bos_token")
         self.inline_chars, self.unbounded = growth_of(backend)
         self.max_chars, self._serves = sys.maxsize, False
         self._cuts = cuts_of(backend) if self.inline_chars else None
         self._known = KnownPieces()
         self._has_token_types = "token_type_ids" in files.tokenizer_config.get("model_input_names", ("token_type_ids",))
-
-    @cached_property
-    def adds_bos(self) -> bool:
-        """See the class; a text tells."""
-        return self._bos_id is not None and self.encode("a", add_special_tokens=True)[:1] == [self._bos_id]
 
     def keep_inline(self) -> None:
         """Refuse to tokenize in this process if that may take for ever, or has panicked once: `InlineCostError`."""
@@ -334,19 +329,14 @@ class Tokenizer:
             new[text] = tokenizers.AddedToken(text, special=bool(entry.get("special")), **options)
         self._backend.add_tokens(list(new.values()))  # together: each call looks at all that were added before
 
-    def _id_of(self, token: str | None) -> int | None:
-        return None if token is None else self._backend.token_to_id(token)
-
 
 def shares(lengths: list[int], room: int) -> list[int]:
     """Return how many tokens each of one or two texts keeps: the longer one is cut until they are equal, then both."""
     if sum(lengths) <= room or len(lengths) == 1:
         return [min(length, room) for length in lengths]
-    half = room // 2
     first, second = lengths
-    if first <= half:
-        return [first, room - first]
-    return [room - second, second] if second <= half else [half, room - half]
+    kept = min(first, max(room // 2, room - second))
+    return [kept, room - kept]
 
 
 def check_text(text: str, *, param: str | None = None) -> None:
