@@ -159,14 +159,14 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
 def _uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
     if not issubclass(args.exc_type, SystemExit):
         who = "a thread" if args.thread is None else f"thread {args.thread.name}"
-        _told(args, f"uncaught {args.exc_type.__name__} in {who}")
+        _report(args, f"uncaught {args.exc_type.__name__} in {who}")
 
 
 def _unraisable(args: sys.UnraisableHookArgs) -> None:
-    _told(args, args.err_msg or "an exception was ignored")
+    _report(args, args.err_msg or "an exception was ignored")
 
 
-def _told(args: threading.ExceptHookArgs | sys.UnraisableHookArgs, what: str) -> None:
+def _report(args: threading.ExceptHookArgs | sys.UnraisableHookArgs, what: str) -> None:
     error = args.exc_value or args.exc_type()
     exc_info = (args.exc_type, error, args.exc_traceback)
     logging.getLogger("dovetail").error("%s: %s", what, error, exc_info=exc_info)
