@@ -273,6 +273,7 @@ class ServeSettings(KeySettings, MediaSettings, TextSettings, BaseSettings):
         if not self.limit_mm_per_prompt.get("image", 1):
             self.processor = None
         self.times_images |= self.max_image_patches is None
+        self.model_fields_set.discard("times_images")  # nobody gave it: a gateway passes on what was given
         return self
 
     @property
