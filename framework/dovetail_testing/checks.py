@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+UNLOADED = "it cannot be loaded: "
+"""How the message of the first test begins, where the others can say nothing else."""
 COMPARED = "compared"
 """Property of a test's report: what it compared; `dovetail plugin check` and pytest's summary show it."""
 

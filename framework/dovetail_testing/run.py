@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.registry import Registry
-from dovetail_testing.checks import COMPARED
+from dovetail_testing.checks import COMPARED, UNLOADED
 
 if TYPE_CHECKING:
     import pytest
@@ -65,12 +65,15 @@ class Report:
         return sum(outcome.state == state for outcome in self.outcomes)
 
     def text(self) -> str:
-        """Return one line per test and a summary."""
-        lines = []
+        """Return one line per test and a summary; why a plugin cannot be loaded is said once."""
+        lines, obstacle = [], ""
         for outcome in self.outcomes:
             lines.append(f"{outcome.state:>7}  {outcome.claim or outcome.test}")
             if outcome.message:
-                lines.append(f"         {outcome.test}: {outcome.message}")
+                is_known = obstacle and obstacle in outcome.message
+                lines.append(f"         {outcome.test}: {'for the same reason' if is_known else outcome.message}")
+            if outcome.message.startswith(UNLOADED):
+                obstacle = outcome.message.removeprefix(UNLOADED)
         counted = [f"{self.count(state)} {state}" for state in ("passed", "failed", "skipped", "xfailed")]
         lines.append(", ".join(part for part in counted if not part.startswith("0 ")) or "no tests ran")
         return "\n".join(lines)

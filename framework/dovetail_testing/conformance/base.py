@@ -16,7 +16,7 @@ from dovetail.plugins.loader import import_planned
 from dovetail.plugins.plan import PlannedPlugin, PluginPlan, make_plan
 from dovetail.plugins.records import PluginRecord
 from dovetail.plugins.time_limit import time_limit
-from dovetail_testing.checks import as_failure, check, fail, no_error, raised, shown
+from dovetail_testing.checks import UNLOADED, as_failure, check, fail, no_error, raised, shown
 from dovetail_testing.child import ChildReport, run_child
 
 _KIT = "dovetail_testing."
@@ -139,7 +139,7 @@ class Conformance:
 
     def test_it_is_found_and_implements_its_contract(self) -> None:
         """The plugin is installed under its name, imports, and implements every method of its contract."""
-        with as_failure(PluginError, "it cannot be loaded: "):
+        with as_failure(PluginError, UNLOADED):
             loaded = self.plugin()
         contract = KINDS[self.kind].contract
         if contract is not None:
