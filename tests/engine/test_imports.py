@@ -62,7 +62,7 @@ def test_an_engine_that_is_ready_has_taken_its_start_out_of_the_collectors_round
         said.append("made")
         warm = SimpleNamespace(wait=lambda _: said.append("warm"))
         service = SimpleNamespace(warm_up=lambda: warm)
-        return SimpleNamespace(grammars=SimpleNamespace(service=service), info=engine_info())
+        return SimpleNamespace(grammars=SimpleNamespace(service=service), info=engine_info(), why_slow=str)
 
     monkeypatch.setattr(launch, "make_engine", make_engine)
     monkeypatch.setattr(imports, "started", lambda: said.append("taken out"))

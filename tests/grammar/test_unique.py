@@ -47,6 +47,7 @@ def vocabulary() -> Vocabulary:
         b"1,1",
         b'b","a"',
         b" ",
+        b"value ",
     ]
     tokens = [*plain.tokens, *more]
     return Vocabulary(
@@ -205,6 +206,7 @@ def test_other_arrays_may_repeat(backend: GrammarBackend, vocabulary: Vocabulary
         PAIR,
         {"type": "array", "items": {"type": "boolean"}, "maxItems": 2, "uniqueItems": True},
         {"type": "string", "maxLength": 2},
+        {"enum": [f"value {i}" for i in range(12)]},  # "value " is one token, which alone is allowed behind `"`
     ],
     ids=str,
 )

@@ -242,7 +242,7 @@ class _MaskSearch:
         return self._known[key]
 
     def _goes_on(self, matcher: GrammarMatcher, scan: Scan) -> bool:
-        """Look for bytes that lead away from earlier items; without time or all bytes for that, there are some.
+        """Look for bytes, or forced tokens, that lead away from earlier items; without time or all bytes for that, there are some.
 
         What is found is remembered with the items.
         """
@@ -253,20 +253,21 @@ class _MaskSearch:
         if not matcher.fill(self._row, 0):
             return True
         near = []
-        for byte in texts.bytes_in(self._row[0]).tolist():
-            if byte in SPACE and scan.mode is not Mode.STRING:
+        for token_id in texts.ways(self._row[0]):
+            text = texts.tokens[token_id]
+            if text in SPACE and scan.mode is not Mode.STRING:
                 continue
             trial = scan.copy(is_trial=True)
-            trial.feed(bytes((byte,)))
+            trial.feed(text)
             if trial.repeats:
                 continue
             if not trial.is_near():
                 _remember(scan, trial)
                 return True
-            near.append((byte, trial))
-        for byte, trial in near:
+            near.append((token_id, trial))
+        for token_id, trial in near:
             fork = matcher.fork()
-            if fork.accept([texts.byte_id(byte)]) == 1 and self._goes_on(fork, trial):
+            if fork.accept([token_id]) == 1 and self._goes_on(fork, trial):
                 _remember(scan, trial)
                 return True
         return False

@@ -6,6 +6,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,9 +100,9 @@ class TokenTexts:
     def _row_of(self, pattern: re.Pattern[bytes]) -> Words:
         return new_row(self._size, (i for i, token in self._texts if b'"' in token and pattern.search(token)))
 
-    def byte_id(self, byte: int) -> int:
-        """Return the token that is a byte."""
-        return int(self._bytes[byte])
+    def ways(self, row: Words) -> list[int]:
+        """Return the allowed tokens that are bytes, or all tokens where none is: a grammar may allow a forced one alone."""
+        return cast(list[int], self._bytes[self.bytes_in(row)].tolist()) or ids_of(row)
 
     def ending(self, row: Words, leads: Iterable[int]) -> list[int]:
         """Return the tokens of a row that may end a value, or begin with one of some bytes, behind whitespace."""
