@@ -242,9 +242,9 @@ class _MaskSearch:
         return self._known[key]
 
     def _goes_on(self, matcher: GrammarMatcher, scan: Scan) -> bool:
-        """Look for bytes, or forced tokens, that lead away from earlier items; without time or all bytes for that, there are some.
+        """Look for bytes, or forced tokens, that lead away from earlier items.
 
-        What is found is remembered with the items.
+        What is found is remembered with the items. Without time or all bytes for the search there is a way.
         """
         texts = self._texts
         if self._tries >= MAX_TRIES or not texts.has_all_bytes:

@@ -101,7 +101,7 @@ class TokenTexts:
         return new_row(self._size, (i for i, token in self._texts if b'"' in token and pattern.search(token)))
 
     def ways(self, row: Words) -> list[int]:
-        """Return the allowed tokens that are bytes, or all tokens where none is: a grammar may allow a forced one alone."""
+        """Return the allowed tokens that are bytes; where none is, all: a grammar may allow a forced one alone."""
         return cast(list[int], self._bytes[self.bytes_in(row)].tolist()) or ids_of(row)
 
     def ending(self, row: Words, leads: Iterable[int]) -> list[int]:
