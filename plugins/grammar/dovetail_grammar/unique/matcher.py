@@ -253,7 +253,7 @@ class _MaskSearch:
         if not matcher.fill(self._row, 0):
             return True
         near = []
-        for token_id in texts.ways(self._row[0]):
+        for token_id in texts.next_tokens(self._row[0]):
             text = texts.tokens[token_id]
             if text in SPACE and scan.mode is not Mode.STRING:
                 continue

@@ -100,7 +100,7 @@ class TokenTexts:
     def _row_of(self, pattern: re.Pattern[bytes]) -> Words:
         return new_row(self._size, (i for i, token in self._texts if b'"' in token and pattern.search(token)))
 
-    def ways(self, row: Words) -> list[int]:
+    def next_tokens(self, row: Words) -> list[int]:
         """Return the allowed tokens that are bytes; where none is, all: a grammar may allow a forced one alone."""
         return cast(list[int], self._bytes[self.bytes_in(row)].tolist()) or ids_of(row)
 
