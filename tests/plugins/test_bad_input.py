@@ -386,8 +386,9 @@ def test_a_plugin_that_hangs_when_started_in_the_engine(site: FakeSite, tmp_path
     site.add("light", "1.0", {"dovetail.models.v1": {"AcmeForCausalLM": "light:Model"}}, {"light.py": MODEL})
     (tmp_path / "config.json").write_text('{"architectures": ["AcmeForCausalLM"]}')
     hooks(site, "@hookimpl\ndef dovetail_process_start(ctx):\n    time.sleep(60)\n", roles=["engine"])
-    assert in_a_process(site, str(tmp_path), *DUMMY, "--plugin", "acme", "--plugin-timeout", "1") == (
-        "hooks 'acme' of acme 1.2: dovetail_process_start did not end within 1 s; "
+    # Built-ins are imported under the same limit, on a busy machine for more than a second.
+    assert in_a_process(site, str(tmp_path), *DUMMY, "--plugin", "acme", "--plugin-timeout", "10") == (
+        "hooks 'acme' of acme 1.2: dovetail_process_start did not end within 10 s; "
         "fix or disable the plugin, or raise --plugin-timeout"
     )
 
